@@ -1,0 +1,271 @@
+"""What every store promises: rows of one shape and dtype, addressed by row number.
+
+Guarantees:
+- An index is checked whole before anything is read or written; it is neither changed nor kept.
+- Rows come back in the order asked for, duplicates kept, C-contiguous, in native byte order.
+- ``gather`` may run in several threads at once, also beside a ``scatter`` of *other* rows.
+
+Assumes:
+- One writer. Two threads that scatter at once must write different rows.
+
+Notes for implementers: a concrete store is final, lives in a file of its own, imports its backend there,
+and writes only what is abstract here. Everything else is implemented once, in this class.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ._rows import check_index, last_of_each, pieces
+
+PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
+
+
+class Store(ABC):
+    """Rows of one shape and dtype. See the module's guarantees.
+
+    Attributes:
+        name: what errors and logs call it (a path, or a description).
+        shape: ``(rows, *row_shape)``.
+        dtype: a torch dtype; rows are torch tensors of it.
+        writable: whether ``scatter`` is allowed.
+        device: where ``memory`` lives; the CPU for everything that is read through the host.
+        memory: all rows as one C-contiguous tensor without a copy, or None when rows must be fetched (a file
+            in another byte order, chunks, a URL). Writing to it writes the store.
+        pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
+        chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
+            request do it between chunks.
+        identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    writable: bool
+    device: torch.device = torch.device("cpu")
+    memory: torch.Tensor | None = None
+    pinned: bool = False
+    chunk_rows: int = 1
+
+    # ---- what a concrete store implements -------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def identity(self) -> Hashable:
+        """Equal for two stores over the same memory or file. Cheap; never reads rows."""
+
+    @abstractmethod
+    def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+        """Copy ``rows`` (1-d, in range, any order, repeats allowed) into ``out``, ``(len(rows), *row_shape)``.
+
+        ``out`` is C-contiguous, on ``self.device``, of the store's dtype, and belongs to the caller. One long
+        call that releases the GIL, never a Python call a row. Any thread, several at once.
+        """
+
+    @abstractmethod
+    def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+        """Copy ``values`` (as ``out`` of ``_gather``) into ``rows``, which are in range and distinct.
+
+        One thread at a time; threads may gather other rows meanwhile. Other bytes of the store keep their value.
+        """
+
+    @abstractmethod
+    def _flush(self, sync: bool) -> None:
+        """See ``flush``."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give up handles and memory; called once. Views that the user holds stay valid."""
+
+    # ---- what users call ------------------------------------------------------------------------------------
+
+    @final
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @final
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row: ``shape[1:]``."""
+        return self.shape[1:]
+
+    @final
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes of one row."""
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @final
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows (of the values, not of a compressed file)."""
+        return self.row_nbytes * len(self)
+
+    @final
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.__dict__.get("_closed", False)
+
+    @final
+    def gather(self, index: Any, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Rows in the order asked for: shape ``index.shape + row_shape``, the store's dtype, always a copy.
+
+        Args:
+            index: list, range, slice, NumPy, torch or CuPy array of any integer type and shape, or a bool mask
+                of length n. Negative counts from the end.
+            out: where to put them: C-contiguous, the result's shape and dtype, on the store's device.
+
+        Raises:
+            IndexError: a row is out of range; nothing was read.
+            TypeError: the index is not of integers or bools, or ``out`` does not fit.
+        """
+        self._require_open()
+        rows, shape = check_index(index, len(self), self.name)
+        full = (*shape, *self.row_shape)
+        if out is None:
+            out = torch.empty(full, dtype=self.dtype, device=self.device)
+        elif tuple(out.shape) != full or out.dtype != self.dtype or not out.is_contiguous() or out.device != self.device:
+            raise TypeError(
+                f"out for {self.name} is {tuple(out.shape)} {out.dtype} on {out.device}"
+                f"{'' if out.is_contiguous() else ', not contiguous'}; it must be contiguous, {full} {self.dtype} on {self.device}"
+            )
+        if rows.size:
+            self._gather(rows, out.view(rows.size, *self.row_shape))
+        return out
+
+    @final
+    def scatter(self, index: Any, values: torch.Tensor | NDArray[Any]) -> None:
+        """Write ``values`` (``index.shape + row_shape``, cast to the store's dtype) into the rows of ``index``.
+
+        A row that occurs twice keeps the last value. Returns when the store holds the rows; ``values`` may be on
+        any device and is copied.
+
+        Raises:
+            IndexError, TypeError, ValueError: bad index, dtype or shape; nothing was written.
+            PermissionError: the store is read-only.
+        """
+        self._require_open()
+        self._require_writable()
+        rows, shape = check_index(index, len(self), self.name)
+        values = torch.as_tensor(values).detach()
+        full = (*shape, *self.row_shape)
+        if tuple(values.shape) != full:
+            raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
+        if not rows.size:
+            return
+        values = values.to(device=self.device, dtype=self.dtype).reshape(rows.size, *self.row_shape)
+        keep = last_of_each(rows)
+        if keep is not None:
+            rows, values = rows[keep], values[torch.from_numpy(keep).to(self.device)]
+        self._scatter(np.ascontiguousarray(rows), values.contiguous())
+
+    @final
+    def read(self, index: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Rows on ``device``, on demand: ready on the current stream, no thread, no prefetch. See ``_read.read``."""
+        from ._read import read  # _read needs kernels and devices, which the contract must not import
+
+        self._require_open()
+        return read(self, index, device, dtype)
+
+    @final
+    def flush(self, sync: bool = False) -> None:
+        """Make what was written survive a crash of the process, with ``sync`` one of the machine.
+
+        ``sync`` promises what the file system promises for fsync. Nothing to do for memory.
+        """
+        self._require_open()
+        self._flush(sync)
+
+    @final
+    def close(self) -> None:
+        """Flush and give up handles; idempotent. Calls after it raise ValueError."""
+        if self.closed:
+            return
+        if self.writable:
+            self._flush(False)
+        self.__dict__["_closed"] = True
+        self._close()
+
+    @final
+    def __enter__(self) -> Self:
+        return self
+
+    @final
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @final
+    def init_(self, initializer: Callable[..., Any], *args: Any, seed: int | None = None, **kwargs: Any) -> Self:
+        """Fill all rows by a torch initializer (``torch.nn.init.normal_``, ...), in pieces of at most 64 MiB.
+
+        ``initializer(piece, *args, **kwargs)`` gets a CPU tensor ``(k, *row_shape)``; with ``seed`` each piece is
+        drawn under that seed and its first row, and the caller's generator is left as it was.
+        """
+        self._require_open()
+        self._require_writable()
+        for start, stop in self.spans():
+            piece = torch.empty((stop - start, *self.row_shape), dtype=self.dtype)
+            with torch.random.fork_rng(devices=[], enabled=seed is not None):
+                if seed is not None:
+                    torch.manual_seed(seed + start)
+                with torch.no_grad():
+                    initializer(piece, *args, **kwargs)
+            self._scatter(np.arange(start, stop), piece.to(self.device))
+        return self
+
+    @final
+    def copy_from(self, other: Store) -> Self:
+        """Copy all rows of ``other`` (same shape; cast to this dtype), in pieces of at most 64 MiB."""
+        self._require_open()
+        self._require_writable()
+        if other.shape != self.shape:
+            raise ValueError(f"cannot copy {other.name} {other.shape} into {self.name} {self.shape}: the shapes must be equal")
+        for start, stop in self.spans():
+            piece = other.gather(range(start, stop))
+            self._scatter(np.arange(start, stop), piece.to(device=self.device, dtype=self.dtype))
+        return self
+
+    @final
+    def save(self, path: str | Path) -> None:
+        """Write all rows to ``path`` (``.npy`` or ``.zarr``), in pieces of at most 64 MiB.
+
+        Written under a temporary name beside it, made durable, then renamed: ``path`` is the old file or the
+        whole new one.
+        """
+        from ._save import save  # creating a file needs the concrete stores, which the contract must not import
+
+        self._require_open()
+        save(self, path)
+
+    # ---- shared helpers -------------------------------------------------------------------------------------
+
+    @final
+    def spans(self, limit: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
+        """``(start, stop)`` spans that cover all rows, whole chunks, at most ``limit`` bytes each where possible."""
+        yield from pieces(len(self), self.row_nbytes, limit, self.chunk_rows)
+
+    @final
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed; open it again")
+
+    @final
+    def _require_writable(self) -> None:
+        if not self.writable:
+            raise PermissionError(f"{self.name} is read-only; open it with mode='r+' to write")
+
+    @final
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        state = "closed" if self.closed else ("read-write" if self.writable else "read-only")
+        dims = "x".join(map(str, self.shape))
+        return f"<{kind} {self.name}: {dims} {str(self.dtype).removeprefix('torch.')}, {self.row_nbytes:,} bytes a row, {state}>"

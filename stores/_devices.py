@@ -1,0 +1,189 @@
+"""CUDA and the CPU under one contract; the only file that names ``torch.cuda``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, final
+
+import torch
+
+from ._device_contract import Device
+
+_CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h
+
+
+def default_device() -> torch.device:
+    """The current CUDA device if there is one, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def resolve_device(device: torch.device | str | int | None) -> torch.device:
+    """``device`` with its index; the default when None.
+
+    Raises:
+        ValueError: neither a CPU nor a CUDA device, or one that this machine does not have.
+    """
+    if device is None:
+        return default_device()
+    wanted = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if wanted.type == "cpu":
+        return torch.device("cpu")
+    if wanted.type != "cuda":
+        raise ValueError(f"device {wanted} is not supported; use 'cpu' or 'cuda'")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {wanted} was asked for, but torch sees no CUDA device; 'rowferry doctor' tells what is missing")
+    index = torch.cuda.current_device() if wanted.index is None else wanted.index
+    if index >= torch.cuda.device_count():
+        raise ValueError(f"device {wanted} was asked for; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    return torch.device("cuda", index)
+
+
+def device_for(device: torch.device | str | int | None) -> Device:
+    """The device object that the pipeline drives."""
+    wanted = resolve_device(device)
+    return CudaDevice(wanted) if wanted.type == "cuda" else CpuDevice()
+
+
+class _Passed:
+    """An event of a device that runs everything at once."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: Any) -> float:
+        del end
+        return 0.0
+
+
+PASSED = _Passed()
+
+
+@final
+class CpuDevice:
+    """The CPU: every launch runs at once in the calling thread, so streams and events order nothing."""
+
+    torch = torch.device("cpu")
+    is_cuda = False
+    asynchronous = False
+
+    def stream(self, name: str, *, high_priority: bool = False) -> Any:
+        del high_priority
+        return name
+
+    def current(self) -> Any:
+        return "cpu"
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        del stream
+        return contextlib.nullcontext()
+
+    def record(self, stream: Any, *, timing: bool = False) -> _Passed:
+        del stream, timing
+        return PASSED
+
+    def wait(self, stream: Any, event: Any) -> None:
+        del stream, event
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return self.empty((nbytes,), torch.uint8)
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        del tensor, stream
+
+    def launch(
+        self, name: str, fn: Callable[[], Any], *, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
+    ) -> None:
+        del name, reads, writes
+        fn()
+
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        out.copy_(source)
+
+    def free_bytes(self) -> int:
+        try:
+            with open("/proc/meminfo", encoding="ascii") as lines:
+                fields = dict(line.split(":", 1) for line in lines)
+            return int(fields["MemAvailable"].split()[0]) * 1024
+        except (OSError, KeyError, ValueError):
+            return 4 << 30  # not Linux: assume a small machine rather than a large one
+
+    def capturing(self) -> bool:
+        return False
+
+    def enter_thread(self) -> None:
+        pass
+
+
+@final
+class CudaDevice:
+    """One CUDA device, through torch's streams, events and allocator."""
+
+    is_cuda = True
+    asynchronous = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.torch = device
+
+    def stream(self, name: str, *, high_priority: bool = False) -> torch.cuda.Stream:
+        del name
+        return torch.cuda.Stream(self.torch, priority=-1 if high_priority else 0)
+
+    def current(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self.torch)
+
+    def use(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream)
+
+    def record(self, stream: Any, *, timing: bool = False) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=timing)
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Any, event: Any) -> None:
+        if event is not PASSED:
+            stream.wait_event(event)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.empty(tuple(shape), dtype=dtype, device=self.torch)
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        from ._pinning import pinned_bytes  # page-locking is built on this file's resolve_device
+
+        return pinned_bytes(nbytes)
+
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+    def launch(
+        self, name: str, fn: Callable[[], Any], *, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
+    ) -> None:
+        del name, reads, writes
+        fn()
+
+    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+        out.copy_(source, non_blocking=True)
+
+    def free_bytes(self) -> int:
+        free, _total = torch.cuda.mem_get_info(self.torch)
+        held = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
+        return free + held
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self.torch)
+        mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+        # Without this, cudaMalloc or an event query in our thread would break a capture in the user's.
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
