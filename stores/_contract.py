@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ._rows import check_index, last_of_each, pieces
+from ._views import to_tensor
 
 PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
 
@@ -113,7 +114,7 @@ class Store(ABC):
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self.__dict__.get("_closed", False)
+        return bool(self.__dict__.get("_closed", False))
 
     @final
     def gather(self, index: Any, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -134,10 +135,8 @@ class Store(ABC):
         if out is None:
             out = torch.empty(full, dtype=self.dtype, device=self.device)
         elif tuple(out.shape) != full or out.dtype != self.dtype or not out.is_contiguous() or out.device != self.device:
-            raise TypeError(
-                f"out for {self.name} is {tuple(out.shape)} {out.dtype} on {out.device}"
-                f"{'' if out.is_contiguous() else ', not contiguous'}; it must be contiguous, {full} {self.dtype} on {self.device}"
-            )
+            given = f"{tuple(out.shape)} {out.dtype} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}"
+            raise TypeError(f"out for {self.name} is {given}; it must be contiguous, {full} {self.dtype} on {self.device}")
         if rows.size:
             self._gather(rows, out.view(rows.size, *self.row_shape))
         return out
@@ -156,7 +155,7 @@ class Store(ABC):
         self._require_open()
         self._require_writable()
         rows, shape = check_index(index, len(self), self.name)
-        values = torch.as_tensor(values).detach()
+        values = to_tensor(values)
         full = (*shape, *self.row_shape)
         if tuple(values.shape) != full:
             raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
@@ -212,7 +211,7 @@ class Store(ABC):
         """
         self._require_open()
         self._require_writable()
-        for start, stop in self.spans():
+        for start, stop in pieces(len(self), self.row_nbytes, PIECE_BYTES):  # not by chunk: every store draws the same rows
             piece = torch.empty((stop - start, *self.row_shape), dtype=self.dtype)
             with torch.random.fork_rng(devices=[], enabled=seed is not None):
                 if seed is not None:
@@ -265,7 +264,7 @@ class Store(ABC):
 
     @final
     def __repr__(self) -> str:
-        kind = type(self).__name__
+        kind, dtype = type(self).__name__, str(self.dtype).removeprefix("torch.")
         state = "closed" if self.closed else ("read-write" if self.writable else "read-only")
         dims = "x".join(map(str, self.shape))
-        return f"<{kind} {self.name}: {dims} {str(self.dtype).removeprefix('torch.')}, {self.row_nbytes:,} bytes a row, {state}>"
+        return f"<{kind} {self.name}: {dims} {dtype}, {self.row_nbytes:,} bytes a row, {state}>"

@@ -1,7 +1,7 @@
 """What the pipeline asks of a device: streams, events, memory, and work in the order that events draw.
 
-Three devices keep this contract: CUDA, the CPU (``_devices.py``) and the simulated one (``testing_device.py``),
-on which work really runs late. All code that orders streams is written against it, once.
+Three devices keep this contract: CUDA, the CPU (``_devices.py``) and the simulated one
+(``testing/_simulated.py``), on which work really runs late. All code that orders streams is written against it, once.
 
 Guarantees:
 - Work on one stream runs in the order it was launched. Work on two streams is unordered, but for ``wait``.
@@ -80,6 +80,12 @@ class Device(Protocol):
 
     def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
         """Bytes of ``source`` to ``out`` on the current stream, either of them in pinned host memory. Same shape and dtype."""
+
+    def host_reads(self, tensor: torch.Tensor) -> None:
+        """The calling thread is about to read ``tensor``, pinned memory of this device. Only the simulated one cares."""
+
+    def host_writes(self, tensor: torch.Tensor) -> None:
+        """The calling thread is about to write ``tensor``, pinned memory of this device. Only the simulated one cares."""
 
     def free_bytes(self) -> int:
         """Bytes that an allocation could get now, blocks that torch holds unused included."""

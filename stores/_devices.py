@@ -41,6 +41,17 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def cuda_facts(device: torch.device) -> dict[str, str | int]:
+    """What a CUDA device is: ``name``, ``uuid`` (as NVML has it, without the GPU- before it), ``compute_capability``, ``memory_bytes``."""
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "name": found.name,
+        "uuid": str(found.uuid),
+        "compute_capability": f"{found.major}.{found.minor}",
+        "memory_bytes": found.total_memory,
+    }
+
+
 def device_for(device: torch.device | str | int | None) -> Device:
     """The device object that the pipeline drives."""
     wanted = resolve_device(device)
@@ -109,6 +120,12 @@ class CpuDevice:
     def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
         out.copy_(source)
 
+    def host_reads(self, tensor: torch.Tensor) -> None:
+        del tensor
+
+    def host_writes(self, tensor: torch.Tensor) -> None:
+        del tensor
+
     def free_bytes(self) -> int:
         try:
             with open("/proc/meminfo", encoding="ascii") as lines:
@@ -173,6 +190,12 @@ class CudaDevice:
 
     def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
         out.copy_(source, non_blocking=True)
+
+    def host_reads(self, tensor: torch.Tensor) -> None:
+        del tensor
+
+    def host_writes(self, tensor: torch.Tensor) -> None:
+        del tensor
 
     def free_bytes(self) -> int:
         free, _total = torch.cuda.mem_get_info(self.torch)

@@ -58,7 +58,9 @@ def to_host(index: Any, n: int) -> NDArray[Any]:
     if isinstance(index, range):
         return np.arange(index.start, index.stop, index.step)
     if isinstance(index, torch.Tensor):
-        return index.detach().cpu().numpy()
+        if index.dtype.is_floating_point or index.dtype.is_complex:  # some have no NumPy dtype, and none is an index
+            return np.empty(index.shape, np.float64)
+        return np.asarray(index.detach().cpu().numpy())
     if hasattr(index, "__cuda_array_interface__"):
         return np.asarray(index.get())
     if isinstance(index, bool):
@@ -99,6 +101,13 @@ def split_sorted(rows: NDArray[np.int64], most: int, chunk_rows: int = 1) -> Ite
             stop = edge if edge > start else stop
         yield start, stop
         start = stop
+
+
+def as_slice(rows: NDArray[np.int64]) -> slice | None:
+    """``rows`` as a slice when each is one more than the one before; None when they are not, or when there are none."""
+    if not rows.size or int(rows[-1]) - int(rows[0]) != rows.size - 1 or not bool(np.all(rows[1:] - rows[:-1] == 1)):
+        return None
+    return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def contiguous(rows: NDArray[np.int64]) -> bool:

@@ -1,0 +1,257 @@
+"""One live epoch: the iterator behind ``iter(pipe)``, and its one ordered, idempotent teardown."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, final
+
+from torch import Tensor
+
+from ._batch import Batch, WritableBatch, spread
+from ._consumer import Consumer
+from ._engine import Host
+from ._producer import produce
+from ._requests import Requests
+from ._run import Parts, Run
+from ._serving import Taken
+from ._slots import Slots
+from ._source import Source
+from ._stats import Counters
+from ._writer import write
+
+logger = logging.getLogger("rowferry")
+
+ABANDON_SECONDS = 5.0  # a finalizer waits this long for writes to land
+STOP_SECONDS = 1.0  # reading stops within this, or its thread is stuck inside a store and is abandoned
+
+
+class Server(Protocol):
+    """What serves batches: ``LocalConsumer``, or ``Windowed``."""
+
+    def next(self) -> Taken:
+        """The next batch's tensors; StopIteration at the end."""
+
+    def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
+        """Put rows of the batch back."""
+
+    def flush(self) -> None:
+        """Return when all that was written is in the stores."""
+
+    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
+        """End it: with ``drain``, first write what is left."""
+
+
+@final
+class Windowed:
+    """A consumer with its producer and writer running. Guarantees: ``finish`` leaves no thread that is not stuck."""
+
+    def __init__(self, parts: Parts, host: Host, requests: Requests) -> None:
+        self.run = Run(parts, host, requests, Slots(parts.settings.depth))
+        self._consumer = Consumer(self.run)
+        self._finished = False
+        here = parts.device.record(parts.device.current())
+        for stream in parts.streams.all():  # prefetch starts after what the caller's stream had queued
+            parts.device.wait(stream, here)
+        for movers in parts.movers:
+            for mover in movers:
+                mover.bind(host)
+        host.start("producer", produce(self.run), self.run.escaped)
+        if parts.settings.writable:
+            host.start("writer", write(self.run), self.run.escaped)
+
+    def next(self) -> Taken:
+        settings = self.run.parts.settings
+        taken = self._consumer.next()
+        if settings.inline and settings.writable and self.run.jobs:
+            self._consumer.wait_drained()
+        return taken
+
+    def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
+        assert taken.window is not None
+        self._consumer.write(taken.window, taken.batch, values)
+
+    def flush(self) -> None:
+        self._consumer.flush()
+
+    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
+        """Steps, each with its reason: list the last window's rows (they are still only in its slot); wait for the
+        writer (its source is the slots); then let both tasks end (they wait under a predicate that sees ``closing``).
+        """
+        if self._finished:
+            return
+        run, error = self.run, None
+        if drain and run.parts.settings.writable:
+            try:
+                self._consumer.end_window()
+                self._consumer.drain_kept()
+                if not self._consumer.wait_drained(timeout):
+                    error = TimeoutError(f"{len(run.jobs)} lists of changed rows did not reach their store in {timeout} seconds")
+            except Exception as failed:
+                failed.add_note(f"{len(run.jobs)} lists of changed rows are lost: the pipeline was closed and they could not be written")
+                error = failed
+        self._finished = True
+        with run.host.lock:
+            run.closing = True
+            run.jobs.clear()
+        run.host.notify()
+        stuck = run.host.stop(STOP_SECONDS)
+        if stuck:
+            logger.error("abandoned %s, stuck inside a store; its buffers are kept", ", ".join(stuck))
+            _KEPT.append(run)
+        if error is not None:
+            raise error
+
+
+_KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never freed, on purpose
+
+
+@final
+class Epoch(Iterator[Any]):
+    """What ``iter(pipe)`` gives. One thread uses it. Dropped, closed or at its end it stops its threads."""
+
+    def __init__(self, server: Server, source: Source, counters: Counters, *, on_batch: Callable[[Taken], None],
+                 on_write: Callable[[], None], on_end: Callable[[], None]) -> None:  # fmt: skip
+        self._server = server
+        self._source = source
+        self._counters = counters
+        self._on_batch, self._on_write, self._on_end = on_batch, on_write, on_end
+        self._taken: Taken | None = None
+        self._over = False
+        self._finalizer = weakref.finalize(self, _abandon, server)
+        counters.epoch_begins()
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Batch | WritableBatch:
+        if self._over:
+            raise StopIteration
+        self._taken = None
+        try:
+            taken = self._server.next()
+        except StopIteration:
+            self._on_end()
+            self.finish(drain=True)
+            raise
+        except BaseException:
+            if not self._still_open():
+                self.finish(drain=True)
+            raise
+        self._taken = taken
+        self._on_batch(taken)
+        return self._batch(taken)
+
+    def flush(self) -> None:
+        """All that was written is in the stores' own keeping when this returns."""
+        if not self._over:
+            self._server.flush()
+
+    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
+        """End the epoch; idempotent."""
+        if self._over:
+            return
+        self._over = True
+        self._taken = None
+        self._finalizer.detach()
+        self._counters.epoch_ends()
+        self._server.finish(drain=drain, timeout=timeout)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._over
+
+    def _still_open(self) -> bool:
+        """A failed drain leaves the epoch open: the next call tries it again."""
+        run = getattr(self._server, "run", None)
+        return run is not None and run.failure is None and bool(run.jobs)
+
+    def _batch(self, taken: Taken) -> Batch | WritableBatch:
+        source, number = self._source, taken.request.number
+        index, item = source.build(taken.index), taken.item
+        values = source.build([table.build(columns) for table, columns in zip(source.tables, taken.columns, strict=True)])
+        if not taken.rows:
+            return Batch(number, index, item, values)
+        return WritableBatch(
+            number,
+            index,
+            item,
+            rows=source.build(taken.rows),
+            inverse=source.build(taken.inverse),
+            values=values,
+            lookup=self._lookup,
+            write=lambda batch, changed: self._write(taken, batch, changed),
+        )
+
+    def _lookup(self, batch: WritableBatch) -> Any:
+        found = []
+        for table in self._source.tables:
+            values = batch.values[table.name] if self._source.several else batch.values
+            inverse = batch.inverse[table.name] if self._source.several else batch.inverse
+            named = table.named(values)
+            columns = [spread(named[number], inverse, column.dtype) for number, column in enumerate(table.columns)]
+            found.append(table.build(columns))
+        return self._source.build(found)
+
+    def _write(self, taken: Taken, batch: WritableBatch, changed: Any) -> None:
+        if self._taken is not taken:
+            raise RuntimeError(
+                f"batch {taken.request.number} cannot be written back any more: a later batch was taken, or its epoch ended. "
+                "Call write_back() before the next next(); a wrapper that fetches one batch ahead (accelerate, "
+                "Lightning's prefetching) must be turned off for a writable pipeline"
+            )
+        if changed is None and not self._fetches():
+            raise ValueError("with fetch=False the batch's values are uninitialised: pass the new ones to write_back(values)")
+        changed = batch.values if changed is None else changed
+        per_table = self._per_table(changed)
+        values = {
+            (number, column): rows
+            for number, table_values in per_table.items()
+            for column, rows in self._source.tables[number].named(table_values).items()
+        }
+        self._server.write(taken, values)
+        self._on_write()
+
+    def _per_table(self, changed: Any) -> dict[int, Any]:
+        if not self._source.several:
+            return {0: changed}
+        numbers = {table.name: number for number, table in enumerate(self._source.tables)}
+        unknown = [name for name in changed if name not in numbers]
+        if unknown:
+            raise KeyError(f"source has no table {unknown[0]!r}; it has {', '.join(map(repr, numbers))}")
+        return {numbers[name]: values for name, values in changed.items()}
+
+    def _fetches(self) -> bool:
+        run = getattr(self._server, "run", None)
+        return run.parts.settings.fetch if run is not None else getattr(self._server, "fetch", True)
+
+
+def first_here(items: Iterator[Any]) -> Iterator[Any]:
+    """``items`` with the first one drawn now, in the caller's thread; an error of it rises when it is asked for."""
+    try:
+        first = next(items)
+    except StopIteration:
+        return iter(())
+    except Exception as error:
+        return _raising(error)
+    return itertools.chain((first,), items)
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+def _abandon(server: Server) -> None:
+    """The iterator was dropped: reading stops, what was written is drained where that is possible."""
+    pid = os.getpid()
+    if isinstance(server, Windowed) and server.run.parts.pid != pid:
+        return  # a forked child must not touch its parent's device
+    try:
+        server.finish(drain=True, timeout=ABANDON_SECONDS)
+    except Exception:
+        logger.exception("changed rows were lost when the iterator was dropped")

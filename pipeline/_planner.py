@@ -1,0 +1,278 @@
+"""Plans a window on the plan stream: takes requests, counts distinct rows, cuts at the last batch that fits, lays out.
+
+A task of the producer. One small array crosses back to the host a window; all sizes follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._flight import Failure, Request, TableWindow, Window
+from ._run import Run
+from ._staging import typed
+from ._window import Layout, Older, Sorted, arrange, count
+
+INDEX_LIMIT = 2**31
+WINDOW_ROWS = 4 << 20  # a window of about a million rows reaches the link's limit; more only costs memory
+
+
+@dataclass
+class Growth:
+    """How many batches the next window takes: doubling, bounded by what the last one needed of a slot."""
+
+    batches: int = 0
+    bytes_a_batch: float = 0.0
+    rows_a_batch: float = 0.0
+
+    def next(self, slot_bytes: int, lookahead: int) -> int:
+        """A guess; the plan cuts what does not fit."""
+        if not self.batches:
+            return 1
+        room = slot_bytes / max(self.bytes_a_batch, 1.0)
+        most = WINDOW_ROWS / max(self.rows_a_batch, 1.0)
+        return max(1, min(lookahead, 2 * self.batches, int(room), int(most)))
+
+    def learn(self, batches: int, nbytes: int, rows: int) -> None:
+        """What a window of ``batches`` needed."""
+        self.batches, self.bytes_a_batch, self.rows_a_batch = batches, nbytes / batches, rows / batches
+
+
+def plan_window(run: Run, number: int, growth: Growth) -> Generator[Any, None, Window | None]:
+    """The plan of window ``number``; None when there are no more batches (or none before an error).
+
+    Raises ValueError when one batch alone does not fit a slot.
+    """
+    arenas = run.parts.arenas
+    wanted = growth.next(arenas.slot_bytes, run.parts.settings.lookahead)
+    requests = _take(run, wanted)
+    if not requests:
+        return None
+    older = _older(run, number)
+    tables = [_Counting(run, position, requests, older) for position in range(len(run.parts.source.tables))]
+    for table in tables:
+        yield from table.count()
+    fitting = _fitting(run, tables, requests)
+    if fitting < len(requests):
+        with run.host.lock:
+            run.backlog.extendleft(reversed(requests[fitting:]))
+        requests = requests[:fitting]
+    parts = []
+    for table in tables:
+        parts.append((yield from table.arrange(fitting)))
+    planned = run.parts.device.record(run.parts.streams.plan)
+    growth.learn(fitting, arenas.needed([part.distinct for part in parts]), max(part.distinct for part in parts))
+    if any(table.host_rows is not None for table in tables):
+        yield planned
+        for table, part in zip(tables, parts, strict=True):
+            part.fetch_rows = table.finish_host_rows()
+    return Window(number, requests, parts, planned)
+
+
+def _take(run: Run, wanted: int) -> list[Request]:
+    """Up to ``wanted`` requests. An error of the sampler waits behind the batches before it."""
+    while len(run.backlog) < wanted and not run.taken_all and run.pending_error is None:
+        number = run.backlog[-1].number + 1 if run.backlog else -1
+        try:
+            with run.parts.counters.phase("sampler"):
+                request = run.requests.take(run.parts.streams.plan)
+        except Exception as error:
+            run.pending_error = Failure(error, number)
+            break
+        if request is None:
+            run.taken_all = True
+        else:
+            with run.host.lock:
+                run.backlog.append(request)
+    if run.backlog and run.backlog[0].number < run.single_until:
+        wanted = 1
+    with run.host.lock:
+        return [run.backlog.popleft() for _ in range(min(wanted, len(run.backlog)))]
+
+
+def _older(run: Run, number: int) -> list[Window]:
+    """Windows that rows may be carried from, newest first; none when rows are not fetched."""
+    if not run.parts.settings.fetch:
+        return []
+    return [run.windows[source] for source in reversed(run.slots.candidates(number)) if source in run.windows]
+
+
+def _fitting(run: Run, tables: Sequence[_Counting], requests: Sequence[Request]) -> int:
+    """How many of the batches fit one slot.
+
+    Raises:
+        ValueError: not even the first.
+    """
+    arenas = run.parts.arenas
+    for batches in range(len(requests), 0, -1):
+        if arenas.fits([table.distinct(batches) for table in tables]):
+            return batches
+    needed = arenas.needed([table.distinct(1) for table in tables])
+    rows = {table.table.name: table.distinct(1) for table in tables}
+    raise ValueError(
+        f"batch {requests[0].number} has {rows} distinct rows, which take {needed} bytes; a slot has {arenas.slot_bytes}. "
+        f"Pass staging_bytes={needed * arenas.depth} or more, or smaller batches"
+    )
+
+
+class _Counting:
+    """One table of a window while it is planned."""
+
+    def __init__(self, run: Run, position: int, requests: Sequence[Request], older: Sequence[Window]) -> None:
+        self._run = run
+        self._device = run.parts.device
+        self._stream = run.parts.streams.plan
+        self._requests = requests
+        self._position = position
+        self.table = run.parts.source.tables[position]
+        self.ends = np.cumsum([request.asked[position].count for request in requests]).tolist()
+        self._older = [(window.number, window.tables[position].layout) for window in older]
+        self._older = [(source, layout) for source, layout in self._older if layout is not None]
+        self._counts: Any = None
+        self.host_rows: Tensor | None = None
+        self._host_buffer: Tensor | None = None
+
+    def count(self) -> Generator[Any, None, None]:
+        """Upload the ids, sort and count them, and read the counts back."""
+        total = self.ends[-1]
+        batches = len(self.ends)
+        if not total:
+            self._counts = np.zeros((2 + len(self._older), batches), np.int64)
+            return
+        device, pool = self._device, self._run.parts.pool
+        dtype = torch.int32 if self.table.rows < INDEX_LIMIT else torch.int64
+        lines = 2 + len(self._older)
+        readback = pool.take(8 * lines * batches)
+        host_counts = typed(readback, torch.int64, (lines, batches))
+        with device.use(self._stream):
+            self._ids = device.empty((total,), dtype)
+            self._upload_ids(dtype)
+            self._ends, lease = self._upload(torch.tensor(self.ends))
+            self._sorted = Sorted(device.empty((total,), dtype), device.empty((total,), torch.int64))
+            counts = device.empty((lines, batches), torch.int64)
+            self._launch_count(self._ids, self._ends, self._sorted, counts)
+            device.copy(host_counts, counts)
+            event = device.record(self._stream)
+        pool.give(lease, event)
+        yield event
+        device.host_reads(host_counts)
+        self._counts = host_counts.numpy().copy()
+        pool.give(readback, None)
+
+    def distinct(self, batches: int) -> int:
+        """Distinct rows of the first ``batches`` batches."""
+        return int(self._counts[:-1, batches - 1].sum())
+
+    def arrange(self, batches: int) -> Generator[Any, None, TableWindow]:
+        """Lay out the first ``batches`` batches."""
+        yield from ()
+        ends = self.ends[:batches]
+        sizes = self._counts[:-1, batches - 1].tolist()
+        pair_ends = self._counts[-1, :batches].tolist()
+        total, distinct = ends[-1], sum(sizes)
+        sources = []
+        start = sizes[0]
+        for (source, _), size in zip(self._older, sizes[1:], strict=True):
+            if size:
+                sources.append((source, start, start + size))
+            start += size
+        device = self._device
+        if not total:
+            with device.use(self._stream):
+                return TableWindow(ends, pair_ends, device.empty((0,), torch.int64), 0, 0, [], None)
+        with device.use(self._stream):
+            if batches < len(self.ends):  # cut: the rows of later batches must not take places
+                scratch = device.empty((self._counts.shape[0], batches), torch.int64)
+                self._sorted = Sorted(device.empty((total,), self._ids.dtype), device.empty((total,), torch.int64))
+                self._launch_count(self._ids[:total], self._ends[:batches], self._sorted, scratch)
+            layout = self._empty_layout(total, distinct, sizes, pair_ends[-1])
+            olders = [older.older for _, older in self._older]
+            device.launch(
+                "arrange",
+                lambda: arrange(self._sorted, self._ends[:batches], olders, sizes, layout),
+                reads=[self._sorted.ids, self._sorted.order, self._ends, *_tensors(olders)],
+                writes=layout.tensors(),
+            )
+            part = TableWindow(ends, pair_ends, self._ids[:total], distinct, sizes[0], sources, layout)
+            self._start_host_rows(part, layout)
+        return part
+
+    def finish_host_rows(self) -> Any:
+        """The fetched rows as an int64 array, after the plan's event has passed."""
+        if self.host_rows is None or self._host_buffer is None:
+            return None
+        self._device.host_reads(self.host_rows)
+        rows = self.host_rows.numpy().astype(np.int64)
+        self._run.parts.pool.give(self._host_buffer, None)
+        return rows
+
+    def _start_host_rows(self, part: TableWindow, layout: Layout) -> None:
+        wanted = self._run.parts.settings.fetch and any(mover.wants_host_rows for mover in self._run.parts.movers[self._position])
+        if wanted and part.fetched:
+            self._host_buffer = self._run.parts.pool.take(part.fetched * layout.rows.element_size())
+            self.host_rows = typed(self._host_buffer, layout.rows.dtype, (part.fetched,))
+            self._device.copy(self.host_rows, layout.rows[: part.fetched])
+
+    def _launch_count(self, ids: Tensor, ends: Tensor, out: Sorted, counts: Tensor) -> None:
+        olders = [layout.older for _, layout in self._older]
+        self._device.launch(
+            "count",
+            lambda: count(ids, ends, olders, out, counts),
+            reads=[ids, ends, *_tensors(olders)],
+            writes=[out.ids, out.order, counts],
+        )
+
+    def _empty_layout(self, total: int, distinct: int, sizes: Sequence[int], pairs: int) -> Layout:
+        device, dtype = self._device, self._ids.dtype
+        writable = self._run.parts.settings.writable
+        return Layout(
+            rows=device.empty((distinct,), dtype),
+            places=device.empty((total,), torch.int64),
+            older=Older(device.empty((distinct,), dtype), device.empty((distinct,), torch.int64)),
+            carried=tuple(device.empty((size,), torch.int64) for size in sizes[1:]),
+            batch_places=device.empty((pairs,), torch.int64) if writable else None,
+            inverse=device.empty((total,), torch.int64) if writable else None,
+        )
+
+    def _upload(self, host: Tensor) -> tuple[Tensor, Tensor]:
+        view, lease = self._run.parts.pool.upload(host)
+        out = self._device.empty(tuple(host.shape), host.dtype)
+        self._device.copy(out, view)
+        return out, lease
+
+    def _upload_ids(self, dtype: torch.dtype) -> None:
+        """All batches' ids into ``self._ids``, through pinned memory where they are on the host."""
+        start = 0
+        pool, device = self._run.parts.pool, self._device
+        total = sum(request.asked[self._position].count for request in self._requests if request.asked[self._position].host is not None)
+        buffer = pool.take(total * dtype.itemsize)
+        staged = typed(buffer, dtype, (total,))
+        device.host_writes(staged)
+        numbers = staged.numpy()
+        filled = 0
+        for request in self._requests:
+            asked = request.asked[self._position]
+            out = self._ids[start : start + asked.count]
+            if asked.host is not None:
+                numbers[filled : filled + asked.count] = asked.host
+                if total < self._ids.numel():
+                    device.copy(out, staged[filled : filled + asked.count])
+                filled += asked.count
+            elif asked.device is not None:
+                rows = asked.device
+                device.launch("ids", lambda out=out, rows=rows: out.copy_(rows), reads=[rows], writes=[out])
+            start += asked.count
+        if total == self._ids.numel():
+            device.copy(self._ids, staged)
+        pool.give(buffer, device.record(self._stream))
+
+
+def _tensors(olders: Sequence[Older]) -> list[Tensor]:
+    return [tensor for older in olders for tensor in (older.rows, older.places)]
+
+

@@ -1,0 +1,199 @@
+"""Gather a batch from its slot into the user's tensors, and scatter changed rows back into it.
+
+Called by the user's thread, on its current stream. Every tensor that the user receives is allocated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rowferry.stores._casts import cast
+from rowferry.stores._device_contract import Device
+
+from ._containers import map_leaves
+from ._flight import Request, TableWindow, Window
+from ._movers import as_ints
+from ._run import Run
+from ._source import Column
+
+
+@dataclass
+class Taken:
+    """One batch's tensors, a list entry a table.
+
+    Attributes:
+        index: the rows asked for, int64, in the index's shape.
+        columns: a tensor a column: rows in the order asked for, cast; of a writable batch its distinct rows, uncast.
+        rows, inverse: of a writable batch only: its distinct rows, and the place of each asked one among them.
+    """
+
+    window: Window | None
+    batch: int
+    request: Request
+    item: Any
+    index: list[Tensor] = field(default_factory=list)
+    columns: list[list[Tensor]] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    inverse: list[Tensor] = field(default_factory=list)
+
+
+def serve(run: Run, stream: Any, window: Window, batch: int) -> Taken:
+    """The ``batch``-th batch of ``window``, ready on ``stream``, which is current."""
+    device, writable = run.parts.device, run.parts.settings.writable
+    request = window.requests[batch]
+    taken = Taken(window, batch, request, _item(run, stream, request))
+    rows = nbytes = 0
+    for table, part, asked in zip(run.parts.source.tables, window.tables, request.asked, strict=True):
+        start, stop = part.span(batch)
+        taken.index.append(_integers(device, part.ids[start:stop]).view(asked.shape))
+        if writable:
+            _serve_distinct(run, taken, part, asked.shape)
+        else:
+            places = part.layout.places[start:stop] if part.layout else None
+            taken.columns.append(
+                [
+                    _pick(device, source, places, asked.count, column.dtype, exact=True).view(*asked.shape, *source.shape[1:])
+                    for source, column in zip(_columns(part), table.columns, strict=True)
+                ]
+            )
+        rows += asked.count
+        nbytes += asked.count * sum(column.store.row_nbytes for column in table.columns)
+    run.parts.counters.served(rows, nbytes)
+    return taken
+
+
+def check_values(rows: Any, column: Column, count: int, device: Device) -> None:
+    """Refuse values that do not fit a batch of ``count`` distinct rows, before anything is launched."""
+    shape = (count, *column.store.row_shape)
+    if not isinstance(rows, Tensor):
+        raise TypeError(f"values for {column.label} must be a tensor, not {type(rows).__name__}")
+    if tuple(rows.shape) != shape:
+        raise ValueError(f"values for {column.label} have shape {tuple(rows.shape)}; this batch has {count} distinct rows: {shape}")
+    if rows.device != device.torch:
+        raise ValueError(f"values for {column.label} are on {rows.device}; the pipeline's rows are on {device.torch}")
+    if rows.dtype.is_complex and not column.store.dtype.is_complex:
+        raise TypeError(f"values for {column.label} are {rows.dtype}; the store has {column.store.dtype}")
+
+
+def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tuple[int, int], Tensor]) -> None:
+    """Scatter a batch's rows, by (table, column), into its slot and mark them, in the order of ``stream``, which is current.
+
+    All rounding to the stores' dtypes happens here. ``values`` were checked, and may be dropped as soon as this returns.
+    """
+    device = run.parts.device
+    for (table, column), rows in values.items():
+        part = window.tables[table]
+        start, stop = part.pair_span(batch)
+        if start == stop:
+            continue
+        assert part.layout is not None
+        assert part.layout.batch_places is not None
+        assert part.carved is not None
+        target, marks = part.carved.columns[column], part.carved.marks[column]
+        places, rows = part.layout.batch_places[start:stop], rows.detach()
+        device.launch(
+            "write",
+            lambda target=target, places=places, rows=rows: as_ints(target).index_copy_(0, places, as_ints(cast(rows, target.dtype))),
+            reads=[rows, places, target],
+            writes=[target],
+        )
+        device.launch(
+            "mark", lambda marks=marks, places=places: marks.index_fill_(0, places, 1), reads=[places, marks], writes=[marks]
+        )
+        device.keep(rows, stream)
+        window.marked.add((table, column))
+
+
+def empty_rows(device: Device, count: int, row_shape: Sequence[int], dtype: torch.dtype, *, exact: bool) -> Tensor:
+    """Fresh rows. With sizes that change at every batch, rounded up to an eighth of a power of two and narrowed, so that
+    the allocator finds its blocks again."""
+    if exact or count < 16:
+        return device.empty((count, *row_shape), dtype)
+    step = 1 << max(count.bit_length() - 4, 0)
+    return device.empty((-(-count // step) * step, *row_shape), dtype)[:count]
+
+
+def _serve_distinct(run: Run, taken: Taken, part: TableWindow, shape: tuple[int, ...]) -> None:
+    """The distinct rows of a writable batch, in the stores' dtypes."""
+    device, layout = run.parts.device, part.layout
+    start, stop = part.span(taken.batch)
+    first, last = part.pair_span(taken.batch)
+    if layout is None or layout.inverse is None or layout.batch_places is None:
+        taken.inverse.append(device.empty(shape, torch.int64))
+        taken.rows.append(device.empty((0,), torch.int64))
+        places = None
+    else:
+        places = layout.batch_places[first:last]
+        taken.inverse.append(_integers(device, layout.inverse[start:stop]).view(shape))
+        taken.rows.append(_rows_at(device, layout.rows, places))
+    fetched = places if run.parts.settings.fetch else None
+    taken.columns.append([_pick(device, source, fetched, last - first, source.dtype, exact=False) for source in _columns(part)])
+
+
+def _columns(part: TableWindow) -> tuple[Tensor, ...]:
+    assert part.carved is not None
+    return part.carved.columns
+
+
+def _pick(device: Device, source: Tensor, places: Tensor | None, count: int, dtype: torch.dtype, *, exact: bool) -> Tensor:
+    """``source[places]`` cast to ``dtype``, in a fresh tensor; uninitialised without ``places``."""
+    out = empty_rows(device, count, source.shape[1:], dtype, exact=exact)
+    if count and places is not None:
+        if dtype == source.dtype:
+
+            def pick() -> None:
+                torch.index_select(as_ints(source), 0, places, out=as_ints(out))
+        else:
+
+            def pick() -> None:
+                out.copy_(cast(as_ints(source).index_select(0, places).view(source.dtype), dtype))
+
+        device.launch("serve", pick, reads=[source, places], writes=[out])
+    return out
+
+
+def _rows_at(device: Device, rows: Tensor, places: Tensor) -> Tensor:
+    out = device.empty(tuple(places.shape), torch.int64)
+    if places.numel():
+        device.launch("rows", lambda: out.copy_(rows[places]), reads=[rows, places], writes=[out])
+    return out
+
+
+def _integers(device: Device, source: Tensor) -> Tensor:
+    """An int64 copy that belongs to the user."""
+    out = device.empty(tuple(source.shape), torch.int64)
+    if source.numel():
+        device.launch("index", lambda: out.copy_(source), reads=[source], writes=[out])
+    return out
+
+
+def _item(run: Run, stream: Any, request: Request) -> Any:
+    """The item's tensors on the device, by copies that do not block. On a CPU the item as it is."""
+    device = run.parts.device
+    if not device.asynchronous or not request.walk:
+        return request.item
+    if request.taken is not None:
+        device.wait(stream, request.taken)
+
+    def arrive(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf.to(device.torch, non_blocking=True) if hasattr(leaf, "to") else leaf
+        if leaf.is_cuda and leaf.device == device.torch:
+            device.keep(leaf, stream)
+            return leaf
+        out = device.empty(tuple(leaf.shape), leaf.dtype)
+        if leaf.numel():
+            device.copy(out, leaf)
+        return out
+
+    item = map_leaves(request.item, arrive)
+    if request.pinned:
+        passed = device.record(stream)
+        for buffer in request.pinned:
+            run.parts.pool.give(buffer, passed)
+    return item

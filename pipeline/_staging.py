@@ -1,0 +1,151 @@
+"""Owns memory that rows pass through: the slots' arenas on the device, and pinned buffers on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from rowferry.stores._device_contract import Device, Event
+
+from ._source import Source, Table
+
+ALIGN = 256  # bytes; columns of a slot start on a line that every vector width divides
+DEFAULT_BYTES = 2 << 30
+
+
+def default_staging(device: Device) -> int:
+    """The smaller of 2 GiB and a tenth of what is free on the device."""
+    return min(DEFAULT_BYTES, device.free_bytes() // 10)
+
+
+def row_cost(table: Table, writable: bool) -> int:
+    """Bytes that one distinct row of ``table`` takes of a slot: its columns, and a mark each when writable."""
+    return sum(column.store.row_nbytes + (1 if writable else 0) for column in table.columns)
+
+
+@dataclass(frozen=True)
+class Carved:
+    """One table's part of a slot: a tensor ``(d, *row_shape)`` a column, and its marks, uint8 ``(d,)``."""
+
+    columns: tuple[Tensor, ...]
+    marks: tuple[Tensor, ...]
+
+
+@final
+class Arenas:
+    """``depth`` byte arenas on the device, allocated once; a window carves its columns out of one.
+
+    Who calls it: the producer, after it claimed the slot. What ``carve`` returns is valid until the slot is claimed
+    again.
+    """
+
+    def __init__(self, device: Device, source: Source, *, depth: int, total: int, writable: bool) -> None:
+        self.slot_bytes = total // depth // ALIGN * ALIGN
+        self.depth = depth
+        self._source = source
+        self._writable = writable
+        smallest = self.needed([1 for _ in source.tables])
+        if self.slot_bytes < smallest:
+            raise ValueError(
+                f"staging_bytes={total} gives {depth} slots of {self.slot_bytes} bytes, and one row of every table takes "
+                f"{smallest}; pass staging_bytes={smallest * depth} or more"
+            )
+        self._arenas = [device.empty((self.slot_bytes,), torch.uint8) for _ in range(depth)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held on the device."""
+        return self.slot_bytes * self.depth
+
+    def needed(self, rows: Sequence[int]) -> int:
+        """Bytes of a slot that holds ``rows`` distinct rows of each table."""
+        total = 0
+        for table, count in zip(self._source.tables, rows, strict=True):
+            for column in table.columns:
+                total += _aligned(count * column.store.row_nbytes) + (_aligned(count) if self._writable else 0)
+        return total
+
+    def fits(self, rows: Sequence[int]) -> bool:
+        """Whether one slot holds ``rows`` distinct rows of each table."""
+        return self.needed(rows) <= self.slot_bytes
+
+    def carve(self, number: int, rows: Sequence[int]) -> list[Carved]:
+        """The parts of window ``number``'s slot, one a table, uninitialised. Views, no copy."""
+        arena = self._arenas[number % self.depth]
+        offset = 0
+        parts = []
+        for table, count in zip(self._source.tables, rows, strict=True):
+            columns, marks = [], []
+            for column in table.columns:
+                size = count * column.store.row_nbytes
+                columns.append(arena[offset : offset + size].view(column.store.dtype).view(count, *column.store.row_shape))
+                offset += _aligned(size)
+            for _ in table.columns if self._writable else ():
+                marks.append(arena[offset : offset + count])
+                offset += _aligned(count)
+            parts.append(Carved(tuple(columns), tuple(marks)))
+        return parts
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+@final
+class PinnedPool:
+    """Pinned host buffers that are lent, and come back when the work that uses them has passed.
+
+    Sizes are rounded up to a power of two, so that buffers are found again; the pool comes to rest after the first
+    windows. One thread at a time takes; any thread gives.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._free: list[tuple[Tensor, Event | None]] = []
+        self.nbytes = 0
+
+    def take(self, nbytes: int) -> Tensor:
+        """A buffer of at least ``nbytes`` bytes (uint8, 1-d) that nobody uses any more."""
+        best = None
+        for entry in list(self._free):
+            buffer, event = entry
+            size = buffer.numel()
+            if size >= nbytes and size <= max(4 * nbytes, 1 << 16) and (event is None or event.query()):
+                if size == _power_of_two(nbytes):
+                    best = entry
+                    break
+                best = best or entry
+        if best is not None:
+            self._free.remove(best)
+            return best[0]
+        size = _power_of_two(nbytes)
+        self.nbytes += size
+        return self._device.pinned(size)
+
+    def give(self, buffer: Tensor, event: Event | None) -> None:
+        """``buffer`` may be lent again once ``event`` has passed."""
+        self._free.append((buffer, event))
+
+    def upload(self, host: Tensor) -> tuple[Tensor, Tensor]:
+        """``host`` copied into a pinned buffer: a view of ``host``'s shape and dtype, and the buffer to give back."""
+        buffer = self.take(host.numel() * host.element_size())
+        view = typed(buffer, host.dtype, host.shape)
+        self._device.host_writes(view)
+        view.copy_(host)
+        return view, buffer
+
+
+def typed(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The first bytes of ``buffer`` (uint8) as a tensor of ``dtype`` and ``shape``. A view."""
+    count = 1
+    for length in shape:
+        count *= length
+    return buffer[: count * dtype.itemsize].view(dtype).view(*shape)
+
+
+def _power_of_two(nbytes: int) -> int:
+    return 1 << max(nbytes - 1, 4095).bit_length()

@@ -1,0 +1,305 @@
+"""``Pipeline``: the iterator that users hold."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Literal, Self, final
+
+import torch
+
+from rowferry.stores._device_contract import Device
+
+from . import _assembly, _claims
+from ._engine import Host, Inline, Threads
+from ._epoch import Epoch, Windowed, first_here
+from ._local import LocalConsumer
+from ._requests import Requests
+from ._run import Parts
+from ._sampling import make_source as make_batches
+from ._serving import Taken
+from ._source import make_source
+from ._staging import Arenas, PinnedPool, default_staging
+from ._stats import Counters, Stats
+
+logger = logging.getLogger("rowferry")
+
+
+@final
+class Pipeline:
+    """Rows of stores, prefetched into batches on a device while the previous ones are used; and written back.
+
+    ``for batch in pipe`` is one epoch; it may be repeated. Batches are exact: each sees every row as if all earlier
+    batches had been written back in full before it was read. A batch's tensors are fresh, ready on the stream that is
+    current at ``next()``, and never change under you.
+
+    Args:
+        source: a store (or a path, a NumPy, torch, CuPy or zarr array), a tuple or a dict of them with equal length; with
+            ``index`` a dict, a dict of tables.
+        batch_size, shuffle, drop_last, seed: the built-in order. ``shuffle`` is a keyed permutation evaluated by
+            position: it costs memory in proportion to a batch, also over a billion rows.
+        sampler: an iterable of row numbers, grouped by ``batch_size``.
+        batch_sampler: an iterable of index batches, or of any items with ``index``. A list, range, slice, NumPy, torch or
+            CuPy array of any integer type and shape, or a bool mask. Its ``iter`` and first ``next`` run in the caller's
+            thread, the rest in the producer's.
+        index: takes the rows from an item: a key or a callable; or a dict of them by table.
+        device: where batches go: the current CUDA device if there is one, else the CPU.
+        dtype: casts floating columns, or a dict by column. Rounded once, to nearest even. Stores keep their dtype.
+        lookahead: most batches planned and fetched together, "auto" for as many as fit; 0 does everything inside
+            ``next()``, without a thread.
+        depth: slots; two is double buffering.
+        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free.
+        threads: most host threads that gather rows; by default the cores of the process, at most 16.
+        writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
+        fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
+        mover: "auto", "local", "copy" or "zero-copy".
+
+    Raises:
+        ValueError, TypeError: the arguments do not fit together. PermissionError: writable over a read-only store.
+
+    Threads: one thread uses a pipeline. It starts a producer (and with ``writable`` a writer) at ``iter()``, which end
+    with the epoch.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        index: Any = None,
+        seed: int = 0,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | dict[Any, torch.dtype] | None = None,
+        lookahead: int | Literal["auto"] = "auto",
+        depth: int = 2,
+        staging_bytes: int | None = None,
+        threads: int | None = None,
+        writable: bool = False,
+        fetch: bool = True,
+        mover: _assembly.MoverName = "auto",
+    ) -> None:
+        self._closed = False
+        self._pid = os.getpid()
+        self._source = make_source(source, index, dtype)
+        self._index = index
+        self._batches = make_batches(
+            self._source.tables[0].rows,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+        )
+        if self._source.several and batch_sampler is None:
+            raise ValueError("several tables have row numbers of their own, so index= needs a batch_sampler that yields items")
+        self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
+        self._threads = _assembly.thread_count(threads)
+        self._seed = seed
+        self._device: Device = _assembly.resolve_device_object(device)
+        self._counters = Counters()
+        self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
+        self._new_host: Callable[[], Host] = self._make_host
+        self._claim: _claims.Claim | None = None
+        if writable:
+            self._claim = _claims.claim(self, self._source.stores)
+        self._parts = None if all(name == "local" for name in self._movers) else self._make_parts(mover, staging_bytes, batch_size)
+        self._live: weakref.ref[Epoch] | None = None
+        self._epoch = 0
+        self._position = 0
+        self._skip = 0
+        self._sampler_state: Any = None
+        self._dirty = False
+        logger.info("%s", self)
+
+    def _make_parts(self, mover: str, staging_bytes: int | None, batch_size: int | None) -> Parts:
+        total = default_staging(self._device) if staging_bytes is None else staging_bytes
+        if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
+            raise ValueError(f"staging_bytes is {staging_bytes!r}; it must be a positive number of bytes or None")
+        arenas = Arenas(self._device, self._source, depth=self._settings.depth, total=total, writable=self._settings.writable)
+        if batch_size is not None and isinstance(batch_size, int):
+            needed = arenas.needed([min(batch_size, table.rows) for table in self._source.tables])
+            if needed > arenas.slot_bytes:
+                raise ValueError(
+                    f"a batch of {batch_size} rows takes {needed} bytes and a slot has {arenas.slot_bytes}; pass "
+                    f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
+                )
+        return Parts(
+            self._source,
+            self._settings,
+            self._device,
+            _assembly.make_streams(self._device),
+            arenas,
+            PinnedPool(self._device),
+            _assembly.make_movers(mover, self._source, self._device, self._threads),
+            self._counters,
+            self._pid,
+        )
+
+    def _make_host(self) -> Host:
+        return Inline() if self._settings.inline else Threads(self._device, self._threads)
+
+    # ---- iterating ------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Epoch:
+        """Begin the next epoch; a live one ends first, after its writes have landed."""
+        self._require_usable()
+        self._end_live()
+        for store in self._source.stores:
+            _claims.drain_writer_of(store, self)
+        epoch, skip, state = self._epoch, self._skip, self._sampler_state
+        items = self._batches.epoch(epoch, skip, state)
+        self._position = skip
+        self._skip, self._sampler_state = 0, state if skip else None
+        if not self._settings.inline:
+            items = first_here(items)
+        pool = self._parts.pool if self._parts is not None else None
+        requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=True)
+        server: Windowed | LocalConsumer
+        if self._parts is None:
+            server = LocalConsumer(
+                self._device, self._source, requests, self._counters, writable=self._settings.writable, fetch=self._settings.fetch
+            )
+        else:
+            server = Windowed(self._parts, self._new_host(), requests)
+        live = Epoch(server, self._source, self._counters, on_batch=self._served, on_write=self._wrote, on_end=self._ended)
+        self._live = weakref.ref(live)
+        return live
+
+    def __len__(self) -> int:
+        """Batches in an epoch. TypeError when the sampler does not tell."""
+        return len(self._batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The number of the next epoch: with ``shuffle`` its order, else what ``sampler.set_epoch`` is called with."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ValueError(f"epoch is {epoch!r}; it must be an integer from 0")
+        self._epoch, self._position, self._skip, self._sampler_state = epoch, 0, 0, None
+
+    def _served(self, taken: Taken) -> None:
+        self._position = taken.request.number + 1
+        self._sampler_state = taken.request.state
+
+    def _wrote(self) -> None:
+        self._dirty = True
+
+    def _ended(self) -> None:
+        self._epoch += 1
+        self._position, self._sampler_state = 0, None
+
+    def _end_live(self, timeout: float | None = None) -> None:
+        live = self._live() if self._live is not None else None
+        self._live = None
+        if live is None or live.over:
+            return
+        if self._position:  # begun, not finished: the next iter() is the next epoch
+            self._ended()
+        live.finish(drain=True, timeout=timeout)
+
+    # ---- state ----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the user is: batches given out, not those prefetched. Small and picklable.
+
+        Raises:
+            RuntimeError: rows were written back and ``flush()`` has not returned since.
+        """
+        if self._dirty:
+            raise RuntimeError("rows were written back after the last flush(); call flush() first, so that state and stores agree")
+        return {
+            "version": 1,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "sampler": self._sampler_state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next ``iter()`` continues at the saved batch, in the saved order, under any depth or lookahead.
+
+        Raises:
+            ValueError: saved under another version or seed.
+        """
+        if state.get("version") != 1:
+            raise ValueError(f"state of version {state.get('version')!r}; this rowferry reads version 1")
+        if state["seed"] != self._seed:
+            raise ValueError(f"the state was saved under seed={state['seed']}, this pipeline has seed={self._seed}; pass the saved one")
+        self._end_live()
+        self._epoch, self._position, self._skip = state["epoch"], state["position"], state["position"]
+        self._sampler_state = state["sampler"]
+
+    def stats(self) -> Stats:
+        """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
+        parts = self._parts
+        held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
+        return self._counters.snapshot(
+            mover=", ".join(dict.fromkeys(self._movers)),
+            device=str(self._device.torch),
+            bytes_staging=0 if parts is None else parts.arenas.nbytes,
+            bytes_pinned=held,
+        )
+
+    # ---- writing and ending ---------------------------------------------------------------------------------
+
+    def flush(self, sync: bool = False) -> None:
+        """Return when every row written back so far is in its store, and the stores are flushed.
+
+        Args:
+            sync: survive a crash of the machine, as far as the file system promises (see ``Store.flush``).
+
+        Raises:
+            What a store failed with; the rows are kept and the next call tries again.
+        """
+        self._require_usable()
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.flush()
+        for store in self._source.stores:
+            if store.writable:
+                store.flush(sync)
+        self._dirty = False
+
+    def close(self, timeout: float | None = None) -> None:
+        """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
+        if self._closed:
+            return
+        if self._device.capturing():
+            raise RuntimeError("close() was called while the current stream is captured into a graph; end the capture first")
+        self._closed = True
+        try:
+            self._end_live(timeout)
+        finally:
+            self._parts = None
+            if self._claim is not None:
+                self._claim.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        what = ", ".join(f"{column.label} ({column.store.shape[0]:,} rows of {column.store.row_nbytes:,} bytes)"
+                         for table in self._source.tables for column in table.columns)  # fmt: skip
+        way = "read, changed and written back" if self._settings.writable else "read"
+        state = "closed" if self._closed else f"epoch {self._epoch}, batch {self._position}"
+        return f"<Pipeline: {what} {way} on {self._device.torch} by {', '.join(dict.fromkeys(self._movers))}; {state}; {self.stats().verdict}>"
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "a pipeline cannot be used in a forked child: threads and CUDA do not survive a fork; start workers with the "
+                "'spawn' method and make the pipeline there"
+            )
+        if self._closed:
+            raise RuntimeError("the pipeline is closed; make a new one")
+        if self._device.capturing():
+            raise RuntimeError("the current stream is captured into a graph; call the pipeline outside the capture and copy into static inputs")

@@ -1,0 +1,64 @@
+"""Rows of C-contiguous host memory, moved as bytes: any dtype, nothing goes through arithmetic.
+
+Guarantees:
+- Each function is one NumPy call that releases the GIL and starts no thread, whatever the number of rows.
+- Bits stay as they are, NaN payloads and negative zeros too.
+
+Assumes:
+- Row numbers are checked already: in range, and distinct for ``scatter_rows``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ._rows import as_slice
+
+_WIDEST_RECORD = 1 << 20  # wider rows are copied as fast in two dimensions, and no NumPy limits those to 2 GiB
+
+
+def gather_rows(memory: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+    """``out[i] = memory[rows[i]]``.
+
+    Args:
+        memory: ``(n, *row_shape)``, C-contiguous, on the CPU, of any dtype and alignment.
+        rows: 1-d, in ``[0, n)``, any order, repeats allowed.
+        out: ``(len(rows), *row_shape)`` of the same dtype, C-contiguous, on the CPU, apart from ``memory``.
+    """
+    if not out.nbytes:
+        return
+    source, target = _records(memory), _records(out)
+    span = as_slice(rows)
+    if span is not None:
+        np.copyto(target, source[span])
+    else:
+        np.take(source, rows, axis=0, out=target, mode="clip")  # any other mode fills a buffer before it fills out
+
+
+def scatter_rows(memory: torch.Tensor, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+    """``memory[rows[i]] = values[i]``; no other byte of ``memory`` is written.
+
+    Args:
+        memory: as for ``gather_rows``, writable.
+        rows: 1-d, in ``[0, n)``, distinct.
+        values: ``(len(rows), *row_shape)`` of the same dtype, C-contiguous, on the CPU, apart from ``memory``.
+    """
+    if not values.nbytes:
+        return
+    target, source = _records(memory), _records(values)
+    span = as_slice(rows)
+    if span is not None:
+        np.copyto(target[span], source)
+    else:
+        target[rows] = source
+
+
+def _records(tensor: torch.Tensor) -> NDArray[Any]:
+    """The same memory with one opaque element a row, which NumPy copies whole; it holds at least one byte."""
+    flat = tensor.detach().view(-1).view(torch.uint8).numpy()
+    row_nbytes = flat.size // len(tensor)
+    return flat.view(f"V{row_nbytes}") if row_nbytes <= _WIDEST_RECORD else flat.reshape(-1, row_nbytes)

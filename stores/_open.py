@@ -1,0 +1,164 @@
+"""From a path or an object to a store: the suffix decides, and the kind of array."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ._array import ArrayStore
+from ._contract import Store
+from ._device import DeviceStore
+from ._files import beside, publish, refuse_existing
+from ._layout import check_layout
+from ._memmap import MemmapStore, Mode, write_npy
+from ._zarr import ZarrStore
+from ._zarr_create import create_zarr
+
+_SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
+
+
+def open_store(
+    path: str | os.PathLike[str], mode: Mode = "r", *, array: str | None = None, dtype: torch.dtype | None = None
+) -> Store:
+    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
+
+    Reads the header or metadata only, and changes no byte of the file.
+
+    Args:
+        path: a local path.
+        mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
+        array: name of an array inside a zarr group.
+        dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
+
+    Raises:
+        FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
+        TypeError: elements that cannot be rows. BlockingIOError: open for writing elsewhere.
+    """
+    kind = _kind(path)
+    if not os.path.lexists(path):
+        raise FileNotFoundError(f"{os.fspath(path)} does not exist; create_store makes a new one")
+    if kind == "npy":
+        if array is not None:
+            raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
+        return MemmapStore(path, mode, dtype=dtype)
+    return ZarrStore(path, mode, array=array, dtype=dtype)
+
+
+def create_store(
+    path: str | os.PathLike[str],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    *,
+    fill: float | complex | bool = 0,
+    chunks: int | Sequence[int] | None = None,
+    shards: int | Sequence[int] | Literal[False] | None = None,
+    compressor: Literal["zstd", "blosc"] | None = None,
+) -> Store:
+    """A new .npy or .zarr at ``path``, opened for writing; every row holds ``fill``.
+
+    The disk space of a .npy or an uncompressed .zarr is reserved, so that no later write fails for it. A .npy gets
+    its name when it is whole; of two processes that create it at once, one gets a FileExistsError.
+
+    Args:
+        path: nothing may be there yet; its folder must.
+        shape: ``(rows, *row_shape)``.
+        dtype: a torch dtype. bfloat16 and float8 are stored by their bits; a .npy of them is opened with ``dtype=``.
+        fill: a value that ``dtype`` has.
+        chunks, shards, compressor: of a .zarr, as for ``create_zarr``.
+
+    Raises:
+        FileExistsError: ``path`` exists. ValueError, TypeError: bad shape, dtype, fill, suffix or option.
+        OSError: the disk is too full. In all cases no file is left.
+    """
+    kind, target = _kind(path), Path(path)
+    size, value = check_layout(shape, dtype), _fill_value(fill, dtype)
+    refuse_existing(target)
+    if kind == "zarr":
+        if target.suffix != ".zarr":
+            raise ValueError(f"{target} cannot be created; {_SUFFIXES}, and a .zip is read-only")
+        return create_zarr(target, size, dtype, fill=fill, chunks=chunks, shards=shards, compressor=compressor)
+    if (chunks, shards, compressor) != (None, None, None):
+        raise ValueError(f"chunks, shards and compressor are of .zarr; {target} is a .npy, which has none")
+    with beside(target) as temporary:
+        write_npy(temporary, size, dtype, value, target)
+        publish(temporary, target)
+    return MemmapStore(target, "r+", dtype=dtype)
+
+
+def as_store(obj: Any) -> Store:
+    """A store over ``obj``, without a copy of its rows.
+
+    Args:
+        obj: a store (returned as it is), a path (opened to read), a NumPy array or CPU tensor (``ArrayStore``), a
+            tensor of another device or a CuPy array (``DeviceStore``), or an open ``zarr.Array`` (``ZarrStore``, to read).
+
+    Raises:
+        TypeError: another kind of object. Else as the store's constructor, or ``open_store``.
+    """
+    if isinstance(obj, Store):
+        return obj
+    if isinstance(obj, str | os.PathLike):
+        return open_store(obj)
+    if isinstance(obj, torch.Tensor):
+        return ArrayStore(obj) if obj.device.type == "cpu" else DeviceStore(obj)
+    if isinstance(obj, np.ndarray):
+        return ArrayStore(obj)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return DeviceStore(torch.as_tensor(obj))  # the same memory
+    if type(obj).__module__.partition(".")[0] == "zarr":
+        return ZarrStore(obj)
+    raise TypeError(
+        f"a {type(obj).__name__} is not a store; pass a path, a NumPy, torch, CuPy or zarr array, or a Store"
+        + ("; numpy.asarray makes an array of a list" if isinstance(obj, list | tuple) else "")
+    )
+
+
+def _kind(path: str | os.PathLike[str]) -> Literal["npy", "zarr"]:
+    """Of an existing file or of one to be made.
+
+    Raises:
+        TypeError: not a path. ValueError: of no kind that is known.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"a path is a str or os.PathLike, not a {type(path).__name__}; as_store takes arrays")
+    name = str(os.fspath(path))
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
+        raise ValueError(f"{name} is a URL; this version opens local paths only. Copy it to a disk first, or mount it")
+    suffix = Path(name).suffix.lower()
+    if suffix == ".npy":
+        return "npy"
+    if suffix in (".zarr", ".zip") or Path(name).is_dir():
+        return "zarr"
+    if suffix == ".npz":
+        raise ValueError(f"{name}: a .npz is an archive, which cannot be mapped; save its arrays as .npy files")
+    if suffix == ".safetensors":
+        raise ValueError(
+            f"{name}: this version does not open .safetensors; save the tensor as .npy or .zarr, or pass it itself"
+        )
+    raise ValueError(f"{name} has {f'the suffix {suffix}' if suffix else 'no suffix'}, which is of no known kind; {_SUFFIXES}")
+
+
+def _fill_value(fill: float | complex | bool, dtype: torch.dtype) -> torch.Tensor:
+    """``fill`` as a 0-d tensor of ``dtype``.
+
+    Raises:
+        ValueError: ``dtype`` has no such value.
+    """
+    try:
+        value = (
+            torch.tensor(fill).to(dtype)
+            if dtype.itemsize == 1 and dtype.is_floating_point
+            else torch.full((), fill, dtype=dtype)
+        )
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"fill is {fill!r}, which {dtype} has no value for") from error
+    integral = not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+    if value.ndim or (integral and value.item() != fill):
+        raise ValueError(f"fill is {fill!r}, which {dtype} has no value for")
+    return value

@@ -1,0 +1,183 @@
+"""Page-locked host memory of exact size, and page-locked views of files: what a GPU can read over the bus.
+
+Guarantees:
+- Memory is unlocked and unmapped when the last tensor or array over it has died, never before, in whatever thread that is.
+- A refused lock leaves nothing locked and no error behind for the next CUDA call.
+- Without CUDA nothing here initialises it, and memory is ordinary.
+
+Assumes:
+- Work on a GPU that still uses the memory is waited for by whoever launched it, before the last tensor dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import mmap
+import os
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ._devices import CpuDevice
+
+PIECE = 64 << 30  # bytes a registration; drivers were reported to refuse one of 512 GiB
+_TOUCH = 64 << 20  # bytes that one thread touches at a time
+_TOUCHERS = 16  # threads; more do not fault pages in faster
+
+_PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8  # cudaHostRegister* of driver_types.h
+
+_log = logging.getLogger("rowferry")
+
+
+def pinned_bytes(nbytes: int) -> torch.Tensor:
+    """``nbytes`` of zeroed host memory: uint8, 1-d, page-locked where there is CUDA, ordinary memory elsewhere.
+
+    The size is exact (rounded up to a page), huge pages are asked for, and a forked child does not inherit it:
+    touching it there is a segmentation fault, so who hands it out checks for a fork. Any thread. With CUDA the
+    current device gets a context; the memory is visible to every device.
+
+    Raises:
+        ValueError: ``nbytes`` is negative.
+        MemoryError: there is not that much memory, or the driver refused to lock it. Nothing stays behind.
+    """
+    if nbytes < 0:
+        raise ValueError(f"{nbytes} bytes were asked for; a size is 0 or more")
+    if nbytes == 0:
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+    locked = torch.cuda.is_available()
+    if locked and nbytes > (free := CpuDevice().free_bytes()):
+        raise MemoryError(
+            f"cannot page-lock {nbytes:,} bytes: {free:,} bytes of memory are available; "
+            "use a smaller table, a narrower dtype, or a store on disk"
+        )
+    mapping = _map(nbytes)
+    array = np.frombuffer(mapping, dtype=np.uint8, count=nbytes)
+    if locked:
+        _touch(array)  # faulting pages in by many threads is several times faster than letting the driver do it
+        lock = Registration(array.ctypes.data, nbytes, _PORTABLE | _MAPPED)
+        # The storage holds the array, so the array dies last; the mapping is an argument, so it outlives the lock.
+        finalizer = weakref.finalize(array, _release, lock, mapping)
+        finalizer.atexit = False  # at exit the process gives all back at once, and CUDA may be gone already
+    with torch.inference_mode(False):
+        return torch.from_numpy(array)
+
+
+def pin_mapping(tensor: torch.Tensor) -> Registration | None:
+    """Lock the pages under a CPU tensor that maps a file read-only, so that kernels may read it where it lies.
+
+    Nothing is copied; the file's pages are read in and stay in the page cache. The caller keeps the handle and
+    calls ``release`` before the mapping goes away. None, and a line in the log, where the machine refuses it (no
+    CUDA, a file larger than memory, a driver without read-only registration); the tensor is then as it was.
+    """
+    if not tensor.nbytes or not torch.cuda.is_available():
+        return None
+    if not tensor.is_contiguous():
+        raise ValueError("only a contiguous tensor can be page-locked; pass the store's whole memory")
+    first = tensor.data_ptr() & -mmap.PAGESIZE
+    last = tensor.data_ptr() + tensor.nbytes
+    try:
+        return Registration(first, last - first, _PORTABLE | _MAPPED | _READ_ONLY)
+    except MemoryError as refused:
+        _log.info("the mapped file stays pageable and is read through the host: %s", refused)
+        return None
+
+
+@final
+class Registration:
+    """A range of host memory that is page-locked until ``release``, in pieces of at most ``PIECE`` bytes.
+
+    Raises:
+        MemoryError: the driver refused; nothing is locked.
+    """
+
+    def __init__(self, pointer: int, nbytes: int, flags: int) -> None:
+        self._device = torch.cuda.current_device()
+        self._owner = os.getpid()
+        self._locked: list[int] = []
+        for start in range(0, nbytes, PIECE):
+            size = min(PIECE, nbytes - start)
+            code = int(torch.cuda.cudart().cudaHostRegister(pointer + start, size, flags))
+            if code:
+                self.release()
+                reason = torch.cuda.cudart().cudaGetErrorString(torch.cuda.cudart().cudaError(code))
+                _clear_error(self._device)
+                raise MemoryError(
+                    f"the CUDA driver refused to page-lock {size:,} of {nbytes:,} bytes (error {code}, {reason}); raise "
+                    f"the limit of locked memory ('ulimit -l unlimited'; it is {_lock_limit()}), or use a smaller table"
+                )
+            self._locked.append(pointer + start)
+
+    def release(self) -> None:
+        """Unlock; idempotent, any thread. In a forked child, which has neither memory nor CUDA, it does nothing."""
+        locked, self._locked = self._locked, []
+        if not locked or os.getpid() != self._owner:
+            return
+        with torch.cuda.device(self._device):  # else a thread that set no device would open a context on GPU 0
+            for pointer in reversed(locked):
+                code = int(torch.cuda.cudart().cudaHostUnregister(pointer))
+                if code:
+                    _log.error("page-locked memory at %#x could not be unlocked (CUDA error %d)", pointer, code)
+                    _clear_error(self._device)
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    """A private anonymous mapping that a forked child does not get."""
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise MemoryError(
+            f"the system has no room for {nbytes:,} bytes; use a smaller table, a narrower dtype, or a store on disk"
+        ) from error
+    mapping.madvise(mmap.MADV_DONTFORK)
+    with contextlib.suppress(OSError):  # advice: a kernel without transparent huge pages refuses it
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
+
+
+def _touch(array: NDArray[np.uint8]) -> None:
+    """Fault every page in. NumPy releases the GIL in each assignment; the threads end before this returns."""
+
+    def touch(start: int) -> None:
+        array[start : start + _TOUCH : mmap.PAGESIZE] = 0
+
+    starts = range(0, array.size, _TOUCH)
+    threads = min(len(starts), _TOUCHERS, len(os.sched_getaffinity(0)))
+    if threads < 2:
+        for start in starts:
+            touch(start)
+        return
+    with ThreadPoolExecutor(threads, "rowferry-touch") as pool:
+        list(pool.map(touch, starts))
+
+
+def _release(lock: Registration, mapping: Any) -> None:
+    """What a dead tensor leaves: unlock, and only then let go of the mapping, which unmaps it."""
+    lock.release()
+    del mapping
+
+
+def _clear_error(device: int) -> None:
+    """Take the error that a refused call left for whoever launches a kernel next.
+
+    torch gives no cudaGetLastError; a launch collects it and raises. The second launch raises only where the device
+    is really broken, and then nothing should go on.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=torch.device("cuda", device))
+    torch.zeros(1, device=torch.device("cuda", device))
+
+
+def _lock_limit() -> str:
+    import resource  # a Unix module, wanted for this message only
+
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"

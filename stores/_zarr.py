@@ -1,0 +1,246 @@
+"""Rows of a zarr array: v2 or v3, chunked, sharded or zipped, on disk or behind any zarr store.
+
+Guarantees, beyond the contract's:
+- A request is one zarr call and decodes each touched chunk once, whatever the order and repeats of its rows.
+- A scatter reads each touched chunk (shard, when sharded), changes the rows and replaces it; no two scatters of one
+  store do that at once, and a second store for writing on the same directory is refused.
+- On disk, zarr (from 3.1.3) replaces a chunk by renaming a whole new file over it: a reader, and a process that is
+  killed, leaves or sees a whole chunk, old or new. A shard is read in several pieces, so this store's own readers
+  wait while one of its shards is replaced; readers elsewhere must not read a sharded array that is being written.
+
+Assumes:
+- Nobody else writes the chunks that this store writes.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+import zarr
+from numpy.typing import NDArray
+from zarr.storage import LocalStore, ZipStore
+
+from . import _zarr_open
+from ._contract import Store
+from ._zarr_disk import ChunkSpace, sync_file_system
+from ._zarr_lock import DirectoryLock, ReadersWriter
+from ._zarr_open import Mode
+from ._zarr_touched import outer_chunk, read, write
+
+
+@final
+class ZarrStore(Store):
+    """Rows of a zarr array, read and written through zarr.
+
+    ``chunk_rows`` is the rows of a shard where the store is writable and sharded (they are replaced together), else
+    the rows of a chunk (they are decoded together).
+
+    Args:
+        source: path of a directory or ``.zip``, or an open ``zarr.Array`` (its store is used, and stays open).
+        mode: ``"r"``, or ``"r+"`` to write. ``"r+"`` locks a directory against other writers (``BlockingIOError``
+            names their process) and, where chunks are not compressed, reserves the disk space of chunks that do not
+            exist yet (``OSError`` when the disk is too full). Both are one hidden file that ``close`` removes.
+        array: name of an array inside a group, such as ``"layers/weight"``.
+        dtype: for elements that zarr has no type for: what integers or raw bits of its size are, such as
+            ``torch.bfloat16``. No cast.
+        strict: a chunk that does not exist is a ``FileNotFoundError`` that names it, instead of fill values
+            (zeros where the array has no fill value). Chunks left out inside a shard always read as fill values.
+
+    Raises:
+        FileNotFoundError, KeyError: no such path or array. TypeError: elements that no torch dtype has.
+        ValueError: no zarr, a group without ``array``, rank 0. PermissionError: ``"r+"`` of a zip or read-only store.
+
+    Threads: ``gather`` in any number; zarr decodes in its own threads. In a forked child every call is a RuntimeError.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | zarr.Array[Any],
+        mode: Mode = "r",
+        *,
+        array: str | None = None,
+        dtype: torch.dtype | None = None,
+        strict: bool = False,
+    ) -> None:
+        if mode not in ("r", "r+"):
+            raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
+        if isinstance(source, zarr.Array):
+            if array is not None:
+                raise ValueError(f"array={array!r} names an array inside a path; an open zarr.Array was given")
+            if mode == "r+" and source.read_only:
+                raise PermissionError(f"{source.store_path} was opened read-only; open it with mode='r+' to write")
+            opened, self._owned = source, False
+        else:
+            opened, self._owned = _zarr_open.open_path(Path(source), mode, array), True
+        try:
+            self._set_up(opened, mode, dtype, strict)
+        except BaseException:
+            if self._owned:
+                opened.store.close()
+            raise
+
+    def _set_up(self, opened: zarr.Array[Any], mode: Mode, dtype: torch.dtype | None, strict: bool) -> None:
+        self._array = opened
+        self._strict = strict
+        self._pid = os.getpid()
+        self._root = Path(opened.store.root) if isinstance(opened.store, LocalStore) else None
+        self._directory = self._root / opened.path if self._root else None
+        self.name = self._make_name()
+        self.dtype, self._host_dtype = _zarr_open.element_types(opened, dtype, self.name)
+        if not opened.shape:
+            raise ValueError(f"{self.name} has rank 0; a store needs at least one dimension, its rows")
+        self.shape = tuple(int(n) for n in opened.shape)
+        self.writable = mode == "r+"
+        self.chunk_rows = int((outer_chunk(opened) if self.writable else opened.chunks)[0]) or 1
+        self._stamp = self._metadata_stamp()
+        self._exclusive = ReadersWriter()
+        self._space: ChunkSpace | None = None
+        if self.writable and self._root is not None:
+            lock = DirectoryLock(self._root / opened.path)
+            # A store that is dropped without close() must not stay locked for this process's life.
+            self._unlock = weakref.finalize(self, lock.close)
+            try:
+                self._space = ChunkSpace(opened, self._root, lock)
+            except BaseException:
+                self._unlock()
+                raise
+
+    def _make_name(self) -> str:
+        inner = f", array {self._array.path!r}" if self._array.path else ""
+        store = self._array.store
+        where = store.root if isinstance(store, LocalStore) else store.path if isinstance(store, ZipStore) else store
+        return f"{where}{inner}"
+
+    # ---- the contract ----------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> Hashable:
+        store, path = self._array.store, self._array.path
+        if self._directory is not None:
+            return ("zarr", os.path.realpath(self._directory))
+        if isinstance(store, ZipStore):
+            return ("zarr", os.path.realpath(store.path), path)
+        # zarr makes a new MemoryStore object over the same dict for each mode, so the dict is what identifies it.
+        return ("zarr", id(getattr(store, "_store_dict", store)), path)
+
+    def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+        self._require_same_process()
+        if not out.numel():
+            return
+        distinct, inverse = _ascending(rows)
+        with self._reading():
+            found = self._call(read, self._current(int(distinct[-1])), distinct, strict=self._strict)
+        found = found.view(self._host_dtype) if found.dtype.kind == "V" else found.astype(self._host_dtype, copy=False)
+        target = self._as_host(out)
+        if inverse is None:
+            np.copyto(target, found)
+        else:
+            np.take(found, inverse, axis=0, out=target, mode="clip")  # "clip" writes into out without a buffer
+
+    def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+        self._require_same_process()
+        if not values.numel():
+            return
+        host = self._as_host(values)
+        order = None if _is_ascending(rows) else np.argsort(rows)
+        if order is not None:
+            rows, host = rows[order], host[order]
+        with self._exclusive.writing():
+            array = self._current(int(rows[-1]))
+            stored = array.dtype
+            host = host.view(stored) if stored.kind == "V" else host.astype(stored, copy=False)
+            self._call(write, array, rows, host, before_set=self._space.before_set if self._space else None)
+
+    def _flush(self, sync: bool) -> None:
+        """A scatter returns when its chunks are files (or in the store), so only ``sync`` has work to do."""
+        self._require_same_process()
+        if sync and self._directory is not None:
+            sync_file_system(self._directory)
+
+    def _close(self) -> None:
+        if self._space is not None:
+            self._unlock()
+        if self._owned:
+            self._array.store.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Metadata for people, as plain values that JSON can hold.
+
+        Keys: ``dimension_names`` (list or None), ``units``, ``scale_factor``, ``add_offset`` (attributes of the array,
+        or None), ``chunks``, ``shards`` (lists; None when not sharded), ``compressor`` (names, in order),
+        ``zarr_format`` (2 or 3).
+        """
+        self._require_open()
+        return _zarr_open.describe(self._array)
+
+    # ---- helpers ---------------------------------------------------------------------------------------------
+
+    def _reading(self) -> AbstractContextManager[None]:
+        alone = self.writable and self._array.shards is not None  # see the module: a shard is read in several pieces
+        return self._exclusive.reading() if alone else nullcontext()
+
+    def _require_same_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{self.name} was opened in process {self._pid} and is used in its forked child {os.getpid()}, where zarr's "
+                f"threads do not exist; start workers with 'spawn', or open the store in the child"
+            )
+
+    def _call(self, function: Any, array: zarr.Array[Any], rows: NDArray[np.int64], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(array, rows, *args, **kwargs)
+        except Exception as error:
+            error.add_note(f"in {self.name}, {rows.size} rows from {rows[0]} to {rows[-1]}")
+            raise
+
+    def _as_host(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """``tensor``'s memory as an array of ``_host_dtype``; NumPy has no bfloat16, so by bytes."""
+        return tensor.reshape(-1).view(torch.uint8).numpy().view(self._host_dtype).reshape(tensor.shape)
+
+    def _metadata_stamp(self) -> tuple[int, ...] | None:
+        """Changes when the array's metadata file is replaced; None where there is no file to look at."""
+        if self._directory is None:
+            return None
+        try:
+            seen = os.stat(self._directory / ("zarr.json" if self._array.metadata.zarr_format == 3 else ".zarray"))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.name} was removed since it was opened") from error
+        return seen.st_mtime_ns, seen.st_ino, seen.st_size
+
+    def _current(self, last: int) -> zarr.Array[Any]:
+        """The array as it is now. Another handle may have resized it: its old shape would read fill values for rows
+        that are gone, and drop appended rows of an edge chunk when writing it.
+
+        A stat on disk; other stores than zips are asked for their metadata, one small read a request.
+        """
+        array, stamp = self._array, self._metadata_stamp()
+        if stamp != self._stamp or (self._directory is None and not isinstance(array.store, ZipStore)):
+            now = zarr.open_array(array.store_path, mode="r+" if self.writable else "r")
+            if (now.shape[1:], now.dtype, outer_chunk(now)) != (array.shape[1:], array.dtype, outer_chunk(array)):
+                raise ValueError(f"{self.name} was replaced by an array of another layout since it was opened; open it again")
+            self._array, self._stamp, array = now, stamp, now
+        if last >= array.shape[0]:
+            raise IndexError(
+                f"row {last} of {self.name} is gone: it had {len(self)} rows when it was opened, "
+                f"and was resized to {array.shape[0]} since"
+            )
+        return array
+
+
+def _is_ascending(rows: NDArray[np.int64]) -> bool:
+    return bool(np.all(rows[1:] > rows[:-1]))
+
+
+def _ascending(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The distinct rows in order, and each row's place among them; None when ``rows`` are that already."""
+    if _is_ascending(rows):
+        return rows, None
+    distinct, inverse = np.unique(rows, return_inverse=True)
+    return distinct, inverse

@@ -1,0 +1,128 @@
+"""Opening a zarr array: find it, check that its rows can be torch rows, describe it. Reads metadata only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import zarr
+from zarr.abc.store import Store
+from zarr.errors import NodeTypeValidationError
+from zarr.storage import LocalStore, ZipStore
+
+Mode = Literal["r", "r+"]
+ROWFERRY_DTYPE = "rowferry_dtype"  # attribute: the torch dtype of elements that zarr knows only as integers
+_BY_BITS = {
+    torch.bfloat16: 2,
+    torch.float8_e4m3fn: 1,
+    torch.float8_e5m2: 1,
+    torch.float8_e4m3fnuz: 1,
+    torch.float8_e5m2fnuz: 1,
+}
+
+
+def open_path(path: Path, mode: Mode, array: str | None) -> zarr.Array[Any]:
+    """The array at ``path``, or the one called ``array`` inside it. The caller closes a zip's ``.store``.
+
+    Raises:
+        FileNotFoundError: no such path. KeyError: no array of that name.
+        ValueError: not zarr, or a group and ``array`` is missing. PermissionError: a zip for writing.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    zipped = path.is_file()
+    if zipped and path.suffix != ".zip":
+        raise ValueError(f"{path} is a file; a zarr array is a directory or a .zip")
+    if zipped and mode == "r+":
+        raise PermissionError(f"{path} is a zip, which cannot be written in place; unpack it, or open it with mode='r'")
+    store: Store = ZipStore(path, mode="r", read_only=True) if zipped else LocalStore(path, read_only=mode == "r")
+    try:
+        return _find(store, path, mode, (array or "").strip("/"))
+    except BaseException:
+        store.close()
+        raise
+
+
+def _find(store: Store, path: Path, mode: Mode, name: str) -> zarr.Array[Any]:
+    where = f"{path}, array {name!r}" if name else str(path)
+    try:
+        # By its own path, so that an old copy of its metadata in a consolidated group is not used.
+        return zarr.open_array(store, path=name, mode=mode)
+    except NodeTypeValidationError:
+        pass  # a group: the message needs its arrays
+    except FileNotFoundError:
+        pass
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{where} cannot be opened: {error}") from error
+    try:
+        group = zarr.open_group(store, mode="r", use_consolidated=False)
+    except (FileNotFoundError, NodeTypeValidationError, ValueError, KeyError) as error:
+        if name:
+            raise KeyError(f"{path} is no group with an array {name!r}") from error
+        raise ValueError(f"{path} holds no zarr array: no zarr.json, .zarray or .zgroup was found in it") from error
+    names = ", ".join(sorted(key for key, member in group.members(max_depth=None) if isinstance(member, zarr.Array))) or "none"
+    if name:
+        raise KeyError(f"{path} has no array {name!r}; its arrays: {names}")
+    raise ValueError(f"{path} is a group; name one of its arrays with array=. Its arrays: {names}")
+
+
+def element_types(array: zarr.Array[Any], wanted: torch.dtype | None, name: str) -> tuple[torch.dtype, np.dtype[Any]]:
+    """The torch dtype of ``array``'s elements, and the NumPy dtype (native byte order) that has the same bits.
+
+    Args:
+        array: the array.
+        wanted: for elements that zarr has no type for (bfloat16, float8): what integers or raw bits of their size are.
+        name: what errors call the array.
+
+    Raises:
+        TypeError: elements that torch has no dtype for, or ``wanted`` is neither their dtype nor their size.
+    """
+    stored = array.dtype
+    if not isinstance(stored, np.dtype) or stored.kind not in "biufcV" or stored.names is not None:
+        raise TypeError(f"{name} has elements of {stored}; rows must be bool, integers, floats or complex numbers")
+    if wanted is None and isinstance(array.attrs.get(ROWFERRY_DTYPE), str):
+        wanted = getattr(torch, str(array.attrs[ROWFERRY_DTYPE]), None)
+    if wanted in _BY_BITS and stored.kind in "iuV" and stored.itemsize == _BY_BITS[wanted]:
+        return wanted, np.dtype(f"u{stored.itemsize}" if stored.kind == "V" else stored.newbyteorder("="))
+    if stored.kind == "V":
+        raise TypeError(
+            f"{name} has raw elements of {stored.itemsize} bytes; say what they are: dtype=torch.bfloat16, or a float8"
+        )
+    native = stored.newbyteorder("=")
+    try:
+        natural = torch.from_numpy(np.empty(0, native)).dtype
+    except TypeError as error:
+        raise TypeError(f"{name} has elements of {stored}, which torch has no dtype for") from error
+    if wanted not in (None, natural):
+        raise TypeError(
+            f"{name} has elements of {stored}, so its rows are {natural}, not {wanted}. Cast with the pipeline's dtype=; "
+            f"dtype= here is for elements that zarr has no type for: bfloat16 as 2-byte integers or raw bits, float8 as 1-byte ones"
+        )
+    return natural, native
+
+
+def describe(array: zarr.Array[Any]) -> dict[str, Any]:
+    """What ``ZarrStore.describe`` returns; plain Python values."""
+    attrs: dict[str, Any] = dict(array.attrs)
+    names = getattr(array.metadata, "dimension_names", None) or attrs.get("_ARRAY_DIMENSIONS")  # the latter: xarray's, in v2
+    return {
+        "dimension_names": list(names) if names else None,
+        "units": attrs.get("units"),
+        "scale_factor": attrs.get("scale_factor"),
+        "add_offset": attrs.get("add_offset"),
+        "chunks": list(array.chunks),
+        "shards": list(array.shards) if array.shards else None,
+        "compressor": [_codec_name(codec) for codec in array.compressors],
+        "zarr_format": array.metadata.zarr_format,
+    }
+
+
+def is_raw(array: zarr.Array[Any]) -> bool:
+    """Whether a chunk's bytes are its elements': every chunk has the same size on disk, known before it is written."""
+    return not array.compressors and not array.filters
+
+
+def _codec_name(codec: Any) -> str:
+    return str(getattr(codec, "codec_id", None) or codec.to_dict().get("name"))

@@ -1,0 +1,159 @@
+"""Every kind of store keeps the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore
+from rowferry.stores._zarr_create import create_zarr
+from rowferry.stores.testing import (
+    EVERY_DTYPE,
+    FailingStore,
+    OracleStore,
+    ReadOnlyContract,
+    SlowStore,
+    StoreContract,
+    write_npy_file,
+)
+
+IN_NUMPY = tuple(
+    dtype for dtype in EVERY_DTYPE if not (dtype.is_floating_point and dtype.itemsize < 4 and dtype != torch.float16)
+)
+
+
+class TestOracleStore(StoreContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return OracleStore(values)
+
+
+class TestSlowStore(StoreContract):
+    dtypes = (torch.float32,)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return SlowStore(OracleStore(values))
+
+
+class TestFailingStoreThatHasHealed(StoreContract):
+    dtypes = (torch.float32,)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        store = FailingStore(OracleStore(values), OSError("bad sector"), broken=True)
+        store.heal()
+        return store
+
+
+class TestArrayStoreOfATensor(StoreContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return ArrayStore(values.clone())
+
+
+class TestArrayStoreOfAStridedTensor(StoreContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        padded = torch.zeros(2 * len(values), *values.shape[1:], dtype=values.dtype)
+        padded[1::2] = values
+        return ArrayStore(padded[1::2])
+
+
+class TestArrayStoreOfAnArray(StoreContract):
+    dtypes = IN_NUMPY
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return ArrayStore(values.numpy().copy())
+
+
+class TestArrayStoreOfAFortranArray(StoreContract):
+    dtypes = IN_NUMPY
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return ArrayStore(np.array(values.numpy(), order="F"))
+
+
+class TestArrayStoreOfForeignByteOrder(StoreContract):
+    dtypes = IN_NUMPY
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        array = values.numpy()
+        return ArrayStore(array.astype(array.dtype.newbyteorder("S")))
+
+
+class TestArrayStoreOfReversedRows(StoreContract):
+    dtypes = IN_NUMPY
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return ArrayStore(values.numpy()[::-1].copy()[::-1])
+
+
+class TestArrayStoreOfAReadOnlyArray(ReadOnlyContract):
+    dtypes = IN_NUMPY
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        array = values.numpy().copy()
+        array.flags.writeable = False
+        return ArrayStore(array)
+
+
+class TestMemmapStore(StoreContract):
+    fortran = False
+    big_endian = False
+    offset: int | None = None
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        path = folder / "rows.npy"
+        write_npy_file(path, values, fortran=self.fortran, big_endian=self.big_endian, offset=self.offset)
+        return MemmapStore(path, "r+", dtype=values.dtype)
+
+    def reopen(self, store: Store, folder: Path) -> Store:
+        return MemmapStore(folder / "rows.npy", dtype=store.dtype)
+
+
+class TestMemmapStoreUnaligned(TestMemmapStore):
+    offset = 131
+
+
+class TestMemmapStoreInFortranOrder(TestMemmapStore):
+    fortran = True
+
+
+class TestMemmapStoreBigEndian(TestMemmapStore):
+    big_endian = True
+
+
+class TestMemmapStoreBigEndianUnalignedInFortranOrder(TestMemmapStore):
+    big_endian = True
+    fortran = True
+    offset = 131
+
+
+class TestMemmapStoreReadOnly(ReadOnlyContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return MemmapStore(write_npy_file(folder / "rows.npy", values), dtype=values.dtype)
+
+
+class TestPinnedStore(StoreContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return PinnedStore.from_array(values)
+
+
+class TestDeviceStore(StoreContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return DeviceStore(values.clone())
+
+
+class TestZarrStoreInChunks(StoreContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=4, shards=False)
+        store.scatter(slice(None), values)
+        return store
+
+    def reopen(self, store: Store, folder: Path) -> Store:
+        return ZarrStore(folder / "rows.zarr", dtype=store.dtype)
+
+
+class TestZarrStoreInShards(TestZarrStoreInChunks):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=2, shards=6, compressor="zstd")
+        store.scatter(slice(None), values)
+        return store
