@@ -237,6 +237,7 @@ class Consumer:
         if self._stream is not None and current != self._stream:
             device.wait(current, device.record(self._stream))
         self._stream = current
+        self._run.parts.arenas.used_on(current)
         if self._window is not None:
             self._keep(self._window)
 
@@ -248,6 +249,11 @@ class Consumer:
         for table in window.tables:
             for tensor in table.tensors():
                 self._device.keep(tensor, self._stream)
+
+    def settle(self) -> None:
+        """Block until the work on our own streams, and what was launched on the consumer's, has passed."""
+        for stream in (*self._run.parts.streams.all(), *((self._stream,) if self._stream is not None else ())):
+            self._device.record(stream).synchronize()
 
     @staticmethod
     def _raise(error: BaseException | None) -> None:

@@ -102,6 +102,9 @@ class Windowed:
         if stuck:
             logger.error("abandoned %s, stuck inside a store; its buffers are kept", ", ".join(stuck))
             _KEPT.append(run)
+        else:
+            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
+            run.parts.pool.reclaim()
         if error is not None:
             raise error
 

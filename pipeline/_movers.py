@@ -90,6 +90,8 @@ class Mover(Protocol):
     name: str
     wants_host_rows: bool
     """Whether ``fetch`` needs the rows on the host."""
+    lands_on_host: bool
+    """Whether host threads write what ``drain`` brings."""
 
     def fetch(self, stream: Any, out: Tensor, rows: Tensor, host_rows: NDArray[np.int64] | None) -> Task:
         """Fill ``out`` ``(k, *row_shape)`` with the store's ``rows`` ``(k,)``, ascending, in ``stream``'s order."""
@@ -111,6 +113,7 @@ class ZeroCopy:
 
     name = "zero-copy"
     wants_host_rows = False
+    lands_on_host = False
 
     def __init__(self, device: Device, store: Store, kernels: Kernels) -> None:
         assert store.memory is not None
@@ -148,6 +151,7 @@ class Copy:
 
     name = "copy"
     wants_host_rows = True
+    lands_on_host = True
 
     def __init__(self, device: Device, store: Store, threads: int) -> None:
         self._device = device
@@ -230,6 +234,8 @@ class Copy:
         yield event
         device.host_reads(total_host)
         total = int(total_host.item())
+        if not total:
+            return number, np.empty(0, np.int64), 0
         rows_host = typed(numbers[8:], torch.int64, (total,))
         with device.use(stream):
             places, rows = device.empty((total + 1,), torch.int64), device.empty((total + 1,), torch.int64)
@@ -264,6 +270,7 @@ class Resident:
 
     name = "local"
     wants_host_rows = False
+    lands_on_host = False
 
     def __init__(self, device: Device, store: Store) -> None:
         assert store.memory is not None
@@ -292,6 +299,26 @@ class Resident:
 
     def held(self) -> int:
         return 0
+
+
+@final
+class Crossed:
+    """One mover's way in and another's way out."""
+
+    def __init__(self, reading: Mover, writing: Mover) -> None:
+        self.name = f"{reading.name} in, {writing.name} out"
+        self.wants_host_rows = reading.wants_host_rows
+        self.lands_on_host = writing.lands_on_host
+        self.fetch = reading.fetch
+        self.drain = writing.drain
+        self._both = (reading, writing)
+
+    def bind(self, host: Host) -> None:
+        for mover in self._both:
+            mover.bind(host)
+
+    def held(self) -> int:
+        return sum(mover.held() for mover in self._both)
 
 
 def _drain_resident(memory: Tensor, listed: DrainList) -> None:

@@ -191,11 +191,12 @@ class _Counting:
                 self._sorted = Sorted(device.empty((total,), self._ids.dtype), device.empty((total,), torch.int64))
                 self._launch_count(self._ids[:total], self._ends[:batches], self._sorted, scratch)
             layout = self._empty_layout(total, distinct, sizes, pair_ends[-1])
+            sorted_, kept_ends = self._sorted, self._ends[:batches]
             olders = [older.older for _, older in self._older]
             device.launch(
                 "arrange",
-                lambda: arrange(self._sorted, self._ends[:batches], olders, sizes, layout),
-                reads=[self._sorted.ids, self._sorted.order, self._ends, *_tensors(olders)],
+                lambda: arrange(sorted_, kept_ends, olders, sizes, layout),
+                reads=[sorted_.ids, sorted_.order, kept_ends, *_tensors(olders)],
                 writes=layout.tensors(),
             )
             part = TableWindow(ends, pair_ends, self._ids[:total], distinct, sizes[0], sources, layout)

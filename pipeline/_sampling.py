@@ -65,7 +65,7 @@ class BatchSource(Protocol):
         """The batches of epoch ``number``, from batch ``skip`` on; ``state`` is what the item before it came with.
 
         Raises:
-            RuntimeError: a one-shot iterator was drawn from before, or ended before batch ``skip``.
+            RuntimeError: a one-shot iterator was drawn from before; the epoch ends before batch ``skip``.
         """
 
 
@@ -84,15 +84,11 @@ class BuiltIn:
         return _batches(self.n_rows, self.batch_size, self.drop_last)
 
     def epoch(self, number: int, skip: int = 0, state: Any = None) -> Iterator[StatefulItem]:
-        """See ``BatchSource``; ``state`` is not needed."""
-        del state
+        del state  # skip tells it all
         permutation = Permutation(self.n_rows, self.seed, number) if self.shuffle else None
-        return (StatefulItem(self.batch(k, permutation)) for k in range(skip, len(self)))
-
-    def batch(self, k: int, permutation: Permutation | None) -> Positions:
-        """Batch ``k`` (0 to ``len(self)`` - 1) of the epoch with that order; None: rows come as they are stored."""
-        start = k * self.batch_size
-        return Positions(start, min(start + self.batch_size, self.n_rows), permutation)
+        starts = _starts(len(self), self.batch_size, skip)
+        stops = ((start, min(start + self.batch_size, self.n_rows)) for start in starts)
+        return (StatefulItem(Positions(start, stop, permutation)) for start, stop in stops)
 
 
 @final
@@ -110,7 +106,7 @@ class RowArray:
     def epoch(self, number: int, skip: int = 0, state: Any = None) -> Iterator[StatefulItem]:
         """See ``BatchSource``; every epoch is the same, and ``state`` is not needed."""
         del number, state
-        starts = range(skip * self.batch_size, len(self) * self.batch_size, self.batch_size)
+        starts = _starts(len(self), self.batch_size, skip)
         return (StatefulItem(self.rows[start : start + self.batch_size].astype(np.int64)) for start in starts)
 
 
@@ -133,14 +129,14 @@ class Foreign:
 
     def epoch(self, number: int, skip: int = 0, state: Any = None) -> Iterator[StatefulItem]:
         """See ``BatchSource``. Without ``state``, the ``skip`` batches before are drawn again and thrown away."""
-        origin = self._origin
-        told: tuple[Any, ...] = (origin, getattr(origin, "sampler", None))
-        for sampler in told:
+        origin: Any = self._origin
+        samplers: tuple[Any, ...] = (origin, getattr(origin, "sampler", None))
+        for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(number)
         keeps_place = _is_stateful(origin)
         if state is not None and keeps_place:
-            origin.load_state_dict(state)  # type: ignore[attr-defined]  # before iter, which starts from there
+            origin.load_state_dict(state)  # before iter, which starts from there
         drawn = iter(origin)
         if drawn is origin and self._drawn_from and not hasattr(origin, "set_epoch"):
             raise RuntimeError(
@@ -183,8 +179,7 @@ def make_source(
 
     Args:
         n_rows: rows of the table that a built-in order runs over.
-        batch_size: rows in a batch; with ``sampler``, how many of its rows make one. ``sampler`` without it is taken
-            as ``batch_sampler``.
+        batch_size: rows in a batch, also with ``sampler``; without it, ``sampler`` is taken as ``batch_sampler``.
         shuffle, drop_last, seed: the built-in order by a keyed permutation; whether a last, smaller batch is left out.
         sampler: yields row numbers (ints, 0-d tensors), or is a 1-d array of them.
         batch_sampler: yields index batches, or items that hold them.
@@ -288,6 +283,12 @@ def _iterable(sampler: Any, name: str) -> Iterable[Any]:
 
 def _batches(rows: int, batch_size: int, drop_last: bool) -> int:
     return rows // batch_size if drop_last else -(-rows // batch_size)
+
+
+def _starts(batches: int, batch_size: int, skip: int) -> range:
+    if skip > batches:
+        raise RuntimeError(f"cannot resume at batch {skip}: an epoch has {batches} batches")
+    return range(skip * batch_size, batches * batch_size, batch_size)
 
 
 def _is_stateful(sampler: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -54,12 +54,21 @@ class Arenas:
                 f"staging_bytes={total} gives {depth} slots of {self.slot_bytes} bytes, and one row of every table takes "
                 f"{smallest}; pass staging_bytes={smallest * depth} or more"
             )
+        self._device = device
         self._arenas = [device.empty((self.slot_bytes,), torch.uint8) for _ in range(depth)]
+        self._streams: list[Any] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
         return self.slot_bytes * self.depth
+
+    def used_on(self, stream: Any) -> None:
+        """Slots are used on ``stream`` from now on: their memory outlives the pipeline until its work has passed."""
+        if stream not in self._streams:
+            self._streams.append(stream)
+            for arena in self._arenas:
+                self._device.keep(arena, stream)
 
     def needed(self, rows: Sequence[int]) -> int:
         """Bytes of a slot that holds ``rows`` distinct rows of each table."""
@@ -106,6 +115,7 @@ class PinnedPool:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._free: list[tuple[Tensor, Event | None]] = []
+        self._all: list[Tensor] = []
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Tensor:
@@ -124,7 +134,12 @@ class PinnedPool:
             return best[0]
         size = _power_of_two(nbytes)
         self.nbytes += size
-        return self._device.pinned(size)
+        self._all.append(self._device.pinned(size))
+        return self._all[-1]
+
+    def reclaim(self) -> None:
+        """Every buffer is free again. Only when all work that used one has passed: an epoch ended in the middle."""
+        self._free = [(buffer, None) for buffer in self._all]
 
     def give(self, buffer: Tensor, event: Event | None) -> None:
         """``buffer`` may be lent again once ``event`` has passed."""

@@ -49,7 +49,7 @@ def _drain(run: Run, job: DrainJob) -> Task:
             for tensor in (marks, *table.layout.tensors()):
                 device.keep(tensor, stream)
         mover = run.parts.movers[table_number][column_number]
-        if mover.wants_host_rows and run.last_landing is not None:
+        if mover.lands_on_host and run.last_landing is not None:
             yield run.last_landing  # drains land in order, whatever their paths
         listed = DrainList(
             table.carved.columns[column_number], marks, table.layout.rows, table.layout.older.rows, table.layout.older.places

@@ -131,11 +131,14 @@ class Pipeline:
                     f"a batch of {batch_size} rows takes {needed} bytes and a slot has {arenas.slot_bytes}; pass "
                     f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
                 )
+        streams = _assembly.make_streams(self._device)
+        arenas.used_on(streams.fetch)
+        arenas.used_on(streams.writer)
         return Parts(
             self._source,
             self._settings,
             self._device,
-            _assembly.make_streams(self._device),
+            streams,
             arenas,
             PinnedPool(self._device),
             _assembly.make_movers(mover, self._source, self._device, self._threads),

@@ -170,9 +170,9 @@ class Store(ABC):
     @final
     def read(self, index: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Rows on ``device``, on demand: ready on the current stream, no thread, no prefetch. See ``_read.read``."""
+        self._require_open()
         from ._read import read  # _read needs kernels and devices, which the contract must not import
 
-        self._require_open()
         return read(self, index, device, dtype)
 
     @final
@@ -240,9 +240,9 @@ class Store(ABC):
         Written under a temporary name beside it, made durable, then renamed: ``path`` is the old file or the
         whole new one.
         """
+        self._require_open()
         from ._save import save  # creating a file needs the concrete stores, which the contract must not import
 
-        self._require_open()
         save(self, path)
 
     # ---- shared helpers -------------------------------------------------------------------------------------

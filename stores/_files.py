@@ -56,16 +56,18 @@ def reserve(fd: int, nbytes: int, path: Path) -> None:
     Raises:
         OSError: the disk is too full, or the file system takes no file of that size.
     """
-    if os.fstat(fd).st_blocks * 512 >= nbytes:
+    missing = nbytes - os.fstat(fd).st_blocks * 512
+    if missing <= 0:
         return
+    disk = os.fstatvfs(fd)
+    free = disk.f_bavail * disk.f_frsize
     try:
+        if missing > free:  # asked first: a file system may fill itself to the brim before it says no
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        disk = os.fstatvfs(fd)
-        raise OSError(
-            error.errno,
-            f"{error.strerror}: {path} needs {nbytes:,} bytes of disk; {disk.f_bavail * disk.f_frsize:,} are free",
-        ) from error
+        text = f"{error.strerror}: {path} needs {missing:,} more bytes of disk, {free:,} are free; make room, or choose another disk"
+        raise OSError(error.errno, text) from error
 
 
 @contextmanager

@@ -25,8 +25,7 @@ from ._views import HostRows
 Mode = Literal["r", "r+"]
 _log = logging.getLogger("rowferry")
 _MAP_NORESERVE = 0x4000  # of mman.h on Linux; Python 3.11 does not name it
-_WIDE_ROW = 64 << 10  # bytes; such rows gain from the kernel's read-ahead, narrower ones drown in it
-_PAGE = mmap.PAGESIZE
+_LONG = 64 << 10  # bytes; a row or a run of rows of that length gains from the kernel's read-ahead, short ones drown in it
 
 
 @final
@@ -77,7 +76,7 @@ class MemmapStore(Store):
             lock_writer(self._fd, file)
         header = parse_header(os.pread(self._fd, MOST_HEADER_BYTES, 0), dtype, self.name)
         self.shape, self.dtype = header.shape, header.dtype
-        self._offset = header.offset
+        self._offset, self._stored, self._fortran = header.offset, header.stored, header.fortran
         seen = os.fstat(self._fd)
         self._identity = ("file", seen.st_dev, seen.st_ino)
         needed = header.offset + header.nbytes
@@ -96,7 +95,7 @@ class MemmapStore(Store):
         if not header.nbytes:
             return np.empty(header.shape, header.stored, order)
         mapped = self._map(header.offset + header.nbytes)
-        if order == "C" and self.row_nbytes < _WIDE_ROW:
+        if order == "C" and self.row_nbytes < _LONG:
             mapped.madvise(mmap.MADV_RANDOM)  # else each row that is not in memory reads 32 pages around it
         flat = np.frombuffer(mapped, header.stored, header.nbytes // header.stored.itemsize, header.offset)
         return flat.reshape(header.shape, order=order)
@@ -118,13 +117,23 @@ class MemmapStore(Store):
         return self._identity
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        held = self._held()
-        span = as_slice(rows)
-        if span is not None and self.memory is not None and out.nbytes > _PAGE:
-            # The mapping is read without read-ahead; a range of rows is one request to the disk.
-            start = self._offset + span.start * self.row_nbytes
-            os.posix_fadvise(self._fd, start, out.nbytes, os.POSIX_FADV_WILLNEED)
-        held.gather(rows, out)
+        held, span = self._held(), as_slice(rows)
+        if span is None or self._fortran or out.nbytes < _LONG:
+            held.gather(rows, out)
+            return
+        # A mapping for random rows is read page by page; a long run of rows is read from the file itself.
+        data = out.view(-1).view(torch.uint8).numpy()
+        self._read(data, self._offset + span.start * self.row_nbytes)
+        if not self._stored.isnative:
+            np.copyto(data.view(self._stored.newbyteorder("=")), data.view(self._stored))
+
+    def _read(self, data: NDArray[np.uint8], offset: int) -> None:
+        view = data.data
+        while view:
+            done = os.preadv(self._fd, [view], offset)
+            if not done:
+                raise OSError(errno.EIO, f"{self.name} was cut off at byte {offset:,} since it was opened")
+            view, offset = view[done:], offset + done
 
     def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
         self._held().scatter(rows, values)

@@ -18,6 +18,10 @@ from ._views import BY_BITS
 MOST_HEADER_BYTES = 1 << 16  # what a caller needs to read of a file's start; a plain array's header has some 100
 _MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {(1, 0): 2, (2, 0): 4, (3, 0): 4}
+_IN_NUMPY = {
+    *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
 _LITTLE = "<" if sys.byteorder == "little" else ">"
 
 
@@ -82,13 +86,10 @@ def header_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
     """
     if dtype in BY_BITS:
         descr = f"{_LITTLE if dtype.itemsize > 1 else '|'}V{dtype.itemsize}"
+    elif dtype in _IN_NUMPY:
+        descr = np.dtype(str(dtype).removeprefix("torch.")).str
     else:
-        try:
-            descr = torch.empty(0, dtype=dtype).numpy().dtype.str
-        except TypeError as error:
-            raise TypeError(
-                f"a .npy file cannot hold {dtype}; use a numeric or bool dtype that NumPy has, bfloat16 or float8"
-            ) from error
+        raise TypeError(f"a .npy file cannot hold {dtype}; use a numeric or bool dtype that NumPy has, bfloat16 or float8")
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
     return head.getvalue()

@@ -27,7 +27,7 @@ ONLY_IN = {
     "torch.cuda": ("stores/_devices.py", "stores/_pinning.py", "stores/_kernels.py"),
     # Threads that live on are started and joined in one file; a pool is used where a `with` ends it.
     "threading.Thread": ("pipeline/_engine.py",),
-    "concurrent.futures": ("stores/_pinning.py",),
+    "concurrent.futures": ("stores/_pinning.py", "stores/testing/_suite*.py"),
     "multiprocessing": (),
     "asyncio": (),
     "unittest": (),

@@ -21,7 +21,7 @@ def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> to
     """A tensor of random bits: NaNs of any payload, infinities, negative zeros and subnormals are among them."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == torch.bool else 256, size, np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    return torch.from_numpy(raw).view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
 
 def bits(tensor: torch.Tensor) -> bytes:

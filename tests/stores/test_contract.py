@@ -144,7 +144,8 @@ class TestDeviceStore(StoreContract):
 
 class TestZarrStoreInChunks(StoreContract):
     def make(self, values: torch.Tensor, folder: Path) -> Store:
-        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=4, shards=False)
+        rows = max(len(values) // 3, 1)
+        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=rows, shards=False)
         store.scatter(slice(None), values)
         return store
 
@@ -154,6 +155,9 @@ class TestZarrStoreInChunks(StoreContract):
 
 class TestZarrStoreInShards(TestZarrStoreInChunks):
     def make(self, values: torch.Tensor, folder: Path) -> Store:
-        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=2, shards=6, compressor="zstd")
+        rows = max(len(values) // 6, 1)
+        store = create_zarr(
+            folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=rows, shards=3 * rows, compressor="zstd"
+        )
         store.scatter(slice(None), values)
         return store

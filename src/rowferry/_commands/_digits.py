@@ -66,10 +66,8 @@ def write_digits(directory: Path, formats: Iterable[str]) -> None:
         if path.exists():
             _require_same(path, rows)
             continue
-        layout = (
-            {"chunks": (CHUNK_ROWS, *values.shape[1:]), "shards": (SHARD_ROWS, *values.shape[1:])} if suffix == "zarr" else {}
-        )
-        with create_store(path, values.shape, rows.dtype, **layout) as store:
+        chunks, shards = (CHUNK_ROWS, SHARD_ROWS) if suffix == "zarr" else (None, None)
+        with create_store(path, values.shape, rows.dtype, chunks=chunks, shards=shards) as store:
             store.scatter(slice(None), rows)
 
 

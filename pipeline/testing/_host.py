@@ -1,0 +1,131 @@
+"""A host without threads: producer, writer and device work advance in an order that a seed decides.
+
+The tasks are the same generators that the threads run, so every order of waits and records that is tested here is the
+one that runs on CUDA.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import Any, final
+
+from rowferry.stores._device_contract import Event
+from rowferry.stores.testing import SimulatedDevice
+
+from .._engine import Predicate, Task
+
+
+class Deadlock(AssertionError):
+    """Nothing can move, and the consumer still waits."""
+
+
+class _Actor:
+    def __init__(self, name: str, task: Task, on_escape: Callable[[BaseException], None]) -> None:
+        self.name = name
+        self.task = task
+        self.on_escape = on_escape
+        self.pending: Predicate | Event | None = None
+
+
+@final
+class SimulatedHost:
+    """``Host`` for a ``SimulatedDevice``. The consumer is the calling thread; the others move while it waits or pauses.
+
+    Args:
+        device: what work runs on.
+        seed: decides who moves next.
+    """
+
+    inline = False
+
+    def __init__(self, device: SimulatedDevice, seed: int) -> None:
+        self.lock = device.lock()
+        self._device = device
+        self._random = random.Random(seed)
+        self._actors: list[_Actor] = []
+        self.escaped: list[BaseException] = []
+
+    def start(self, name: str, task: Task, on_escape: Callable[[BaseException], None]) -> None:
+        def escape(error: BaseException) -> None:
+            self.escaped.append(error)
+            on_escape(error)
+
+        self._actors.append(_Actor(name, task, escape))
+
+    def notify(self) -> None:
+        pass
+
+    def wait(self, ready: Predicate, timeout: float | None = None) -> bool:
+        del timeout
+        while not self._holds(ready):
+            if not self._move():
+                raise Deadlock(f"the consumer waits and nothing can move: {[actor.name for actor in self._actors]} wait too")
+        return True
+
+    def synchronize(self, event: Event) -> None:
+        while not event.query():
+            if not self._move():
+                raise Deadlock(f"the consumer waits for {event} and nothing can move")
+
+    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any]) -> None:
+        for part in parts:
+            fn(part)
+
+    def pause(self, most: int = 12) -> None:
+        """The consumer computes: others make some moves."""
+        for _ in range(self._random.randrange(most)):
+            if not self._move():
+                return
+
+    def stop(self, timeout: float) -> list[str]:
+        del timeout
+        for actor in self._actors:
+            with self._device.host(actor.name):
+                self._finish(actor)
+        self._actors.clear()
+        return []
+
+    def _finish(self, actor: _Actor) -> None:
+        """What the threads do at shutdown: go on while nothing blocks, else end."""
+        while actor.pending is None or self._passed(actor):
+            try:
+                actor.pending = next(actor.task)
+            except StopIteration:
+                return
+        actor.task.close()
+
+    def _holds(self, predicate: Predicate) -> bool:
+        with self.lock:
+            return predicate()
+
+    def _passed(self, actor: _Actor) -> bool:
+        condition = actor.pending
+        if condition is None:
+            return True
+        return self._holds(condition) if callable(condition) else condition.query()
+
+    def _move(self) -> bool:
+        """One move of somebody, or of the device; False when nobody can."""
+        choices: list[_Actor | None] = [*self._actors, None, None]
+        self._random.shuffle(choices)
+        for actor in choices:
+            if actor is None:
+                if self._device.step():
+                    return True
+            elif self._step(actor):
+                return True
+        return False
+
+    def _step(self, actor: _Actor) -> bool:
+        with self._device.host(actor.name):
+            if not self._passed(actor):
+                return False
+            try:
+                actor.pending = next(actor.task)
+            except StopIteration:
+                self._actors.remove(actor)
+            except BaseException as error:
+                self._actors.remove(actor)
+                actor.on_escape(error)
+            return True

@@ -1,0 +1,259 @@
+"""Exactness: a random program run through a pipeline on a simulated device, beside the plain loop "read, step, write"."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rowferry.stores import ArrayStore
+from rowferry.stores.testing import SimulatedDevice
+
+from ..loader import Pipeline
+from ._host import SimulatedHost
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a user does with a pipeline over a table of ``rows`` rows.
+
+    Attributes:
+        batches: index batches, in order.
+        written: batches that are written back; ``partly``: of these, those that write one column only.
+        flushed: batches after which ``flush()`` is called.
+        stop_after: batches taken before the loop breaks; None for all.
+    """
+
+    rows: int
+    batches: tuple[tuple[int, ...], ...]
+    written: frozenset[int] = frozenset()
+    partly: frozenset[int] = frozenset()
+    flushed: frozenset[int] = frozenset()
+    stop_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How it is run."""
+
+    lookahead: int = 4
+    depth: int = 2
+    mover: str = "copy"
+    writable: bool = True
+    slot_rows: int = 24
+    streams: int = 1
+    """Streams that the consumer changes between."""
+
+
+@dataclass
+class Outcome:
+    """What came of it: served values by batch, and the stores at the end."""
+
+    served: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    stores: list[Tensor] = field(default_factory=list)
+
+
+def draw_program(seed: int, *, rows: int = 12, writable: bool = True) -> Program:
+    """A random program: disjoint, overlapping, equal, skewed and empty batches, flushes, early ends."""
+    rng = random.Random(seed)
+    count = rng.randrange(1, 12)
+    kind = rng.choice(("uniform", "same", "disjoint", "skewed"))
+    batches = []
+    for number in range(count):
+        size = rng.choice((0, 1, 2, 3, 5, 8))
+        if kind == "same":
+            batches.append(tuple(range(3)))
+        elif kind == "disjoint":
+            batches.append(tuple((number * 3 + k) % rows for k in range(min(size, 3))))
+        elif kind == "skewed":
+            batches.append(tuple(min(int(rng.paretovariate(1.05)) - 1, rows - 1) for _ in range(size)))
+        else:
+            batches.append(tuple(rng.randrange(rows) for _ in range(size)))
+    some = [number for number in range(count) if writable and rng.random() < 0.8]
+    return Program(
+        rows,
+        tuple(batches),
+        frozenset(some),
+        frozenset(number for number in some if rng.random() < 0.25),
+        frozenset(number for number in range(count) if writable and rng.random() < 0.15),
+        rng.randrange(1, count + 1) if rng.random() < 0.2 else None,
+    )
+
+
+def draw_setting(seed: int, *, writable: bool = True) -> Setting:
+    """A random way to run it."""
+    rng = random.Random(seed)
+    return Setting(
+        lookahead=rng.choice((0, 1, 2, 3, 4, 8, 16)),
+        depth=rng.choice((1, 2, 2, 3, 4)),
+        mover=rng.choice(("copy", "zero-copy", "mixed", "mixed-back")),
+        writable=writable,
+        slot_rows=rng.choice((8, 12, 24)),
+        streams=rng.choice((1, 1, 2)),
+    )
+
+
+def plain_loop(program: Program) -> Outcome:
+    """The meaning: read, step, write, batch by batch."""
+    stores = make_stores(program.rows)
+    outcome = Outcome(stores=stores)
+    for number, batch in enumerate(program.batches[: program.stop_after]):
+        rows = torch.tensor(sorted(set(batch)), dtype=torch.int64)
+        outcome.served.append((stores[0][rows].clone(), stores[1][rows].clone()))
+        if number in program.written:
+            stores[0][rows] = stores[0][rows] * 2 + number
+            if number not in program.partly:
+                stores[1][rows] = stores[1][rows] - number
+    return outcome
+
+
+def make_stores(rows: int) -> list[Tensor]:
+    """Two columns of different width and dtype."""
+    return [torch.arange(rows * 2, dtype=torch.float32).view(rows, 2), torch.arange(rows, dtype=torch.int64) * 10]
+
+
+def run_pipeline(
+    program: Program, setting: Setting, seed: int, device: SimulatedDevice | None = None, *, wrap: Callable[[ArrayStore], Any] = lambda store: store
+) -> Outcome:
+    """The same through a pipeline whose producer, writer and streams run in an order that ``seed`` decides."""
+    device = device or SimulatedDevice(seed)
+    rng = random.Random(seed)
+    memories = make_stores(program.rows)
+    outcome = Outcome(stores=memories)
+    source = {"a": wrap(ArrayStore(memories[0])), "b": wrap(ArrayStore(memories[1]))}
+    streams = [device.current(), *(device.stream(f"user {k}") for k in range(1, setting.streams))]
+    with device.use(streams[0]):
+        pipe = Pipeline(
+            source,
+            batch_sampler=[np.array(batch, np.int64) for batch in program.batches],
+            device=device,  # type: ignore[arg-type]  # a simulated device is taken as it is
+            lookahead=setting.lookahead,
+            depth=setting.depth,
+            mover="copy",
+            writable=setting.writable,
+            staging_bytes=(1 if setting.lookahead == 0 else setting.depth) * (setting.slot_rows // 8 * 256 * 4),
+        )
+    _set_movers(pipe, setting.mover)
+    host = SimulatedHost(device, seed + 1)
+    if setting.lookahead:
+        pipe._new_host = lambda: host
+    with pipe:
+        _consume(pipe, program, setting, device, host, rng, streams, outcome)
+    device.drain()
+    if device.races:
+        raise device.races[0]
+    if host.escaped:
+        raise host.escaped[0]
+    return outcome
+
+
+def _set_movers(pipe: Pipeline, name: str) -> None:
+    """All four pairs of read path and write path."""
+    from .._assembly import _mover
+    from .._movers import Crossed
+
+    parts = pipe._parts
+    assert parts is not None
+    for table, movers in zip(parts.source.tables, parts.movers, strict=True):
+        for number, column in enumerate(table.columns):
+            kernel = _mover("zero-copy", column.store, parts.device, 1)
+            copy = _mover("copy", column.store, parts.device, 1)
+            chosen = {"copy": copy, "zero-copy": kernel, "mixed": Crossed(kernel, copy), "mixed-back": Crossed(copy, kernel)}[name]
+            movers[number] = chosen  # type: ignore[index]  # a list, made for this
+
+
+def _consume(
+    pipe: Pipeline,
+    program: Program,
+    setting: Setting,
+    device: SimulatedDevice,
+    host: SimulatedHost,
+    rng: random.Random,
+    streams: Sequence[Any],
+    outcome: Outcome,
+) -> None:
+    for number, batch in enumerate(_on_streams(pipe, device, rng, streams)):
+        host.pause()
+        stream = rng.choice(streams)
+        if stream != device.current():
+            device.wait(stream, device.record(device.current()))
+        with device.use(stream):
+            _step(batch, number, program, device, outcome, setting)
+        if stream != device.current():
+            device.wait(device.current(), device.record(stream))
+        host.pause()
+        if number in program.flushed:
+            pipe.flush()
+            _check_flushed(program, number, outcome)
+        if program.stop_after is not None and number + 1 >= program.stop_after:
+            del batch
+            break
+
+
+def _on_streams(pipe: Pipeline, device: SimulatedDevice, rng: random.Random, streams: Sequence[Any]) -> Any:
+    iterator = iter(pipe)
+    yield from iterator
+    del device, rng, streams
+
+
+def _step(batch: Any, number: int, program: Program, device: SimulatedDevice, outcome: Outcome, setting: Setting) -> None:
+    if not setting.writable:
+        _note(outcome, device, batch.data["a"], batch.data["b"])
+        return
+    first, second = batch.values["a"], batch.values["b"]
+    _note(outcome, device, first, second)
+    if number not in program.written:
+        return
+    if number in program.partly:
+        new = device.empty(tuple(first.shape), first.dtype)
+        if new.numel():
+            device.launch("step", lambda: new.copy_(first * 2 + number), reads=[first], writes=[new])
+        batch.write_back({"a": new})
+        del new  # its memory may be lent again at once
+        return
+    if first.numel():
+        device.launch("step", lambda: first.copy_(first * 2 + number), reads=[first], writes=[first])
+        device.launch("step", lambda: second.sub_(number), reads=[second], writes=[second])
+    batch.write_back()
+
+
+def _note(outcome: Outcome, device: SimulatedDevice, first: Tensor, second: Tensor) -> None:
+    """What the batch holds when the consumer's stream gets there."""
+    slot: list[Tensor] = [torch.empty(tuple(first.shape)), torch.empty(tuple(second.shape), dtype=torch.int64)]
+    outcome.served.append((slot[0], slot[1]))
+    if first.numel():
+        device.launch("note", lambda: slot[0].copy_(first), reads=[first])
+        device.launch("note", lambda: slot[1].copy_(second), reads=[second])
+
+
+def _check_flushed(program: Program, number: int, outcome: Outcome) -> None:
+    """After flush() the stores are what the plain loop has after that batch."""
+    so_far = Program(program.rows, program.batches[: number + 1], program.written, program.partly)
+    for mine, plain in zip(outcome.stores, plain_loop(so_far).stores, strict=True):
+        if not torch.equal(mine, plain):
+            raise AssertionError(f"after flush() at batch {number} the store is {mine.tolist()}, not {plain.tolist()}")
+
+
+def require_equal(program: Program, setting: Setting, found: Outcome) -> None:
+    """Every served batch and the final stores, bit for bit."""
+    wanted = plain_loop(program)
+    if len(found.served) != len(wanted.served):
+        raise AssertionError(f"{len(found.served)} batches were served, not {len(wanted.served)}; {program} {setting}")
+    for number, (mine, plain) in enumerate(zip(found.served, wanted.served, strict=True)):
+        if not setting.writable:
+            index = torch.tensor(program.batches[number], dtype=torch.int64)
+            stores = make_stores(program.rows)
+            plain = (stores[0][index], stores[1][index])
+        for column, name in enumerate("ab"):
+            if not torch.equal(mine[column], plain[column]):
+                raise AssertionError(
+                    f"batch {number} column {name} is {mine[column].tolist()}, not {plain[column].tolist()}; {program} {setting}"
+                )
+    for name, mine_all, plain_all in zip("ab", found.stores, wanted.stores, strict=True):
+        if not torch.equal(mine_all, plain_all):
+            raise AssertionError(f"store {name} ends as {mine_all.tolist()}, not {plain_all.tolist()}; {program} {setting}")
