@@ -27,7 +27,6 @@ class Consumer:
         self._window: Window | None = None
         self._at = 0
         self._stream: Any = None  # where the slots were last used
-        self._kept_on: list[Any] = []  # streams that the window's plan tensors are kept for
 
     def next(self) -> Taken:
         """The next batch's tensors, ready on the current stream.
@@ -144,8 +143,7 @@ class Consumer:
         window = run.windows[number]
         assert window.ready is not None
         device.wait(self._stream, window.ready)
-        self._window, self._at, self._kept_on = window, 0, []
-        self._keep(window)
+        self._window, self._at = window, 0
         if run.parts.settings.writable:
             carry(run, window)
             self._carry_marks(window)
@@ -237,18 +235,17 @@ class Consumer:
         if self._stream is not None and current != self._stream:
             device.wait(current, device.record(self._stream))
         self._stream = current
-        self._run.parts.arenas.used_on(current)
-        if self._window is not None:
-            self._keep(self._window)
 
-    def _keep(self, window: Window) -> None:
-        """The plan's tensors live on for what the current stream does with them."""
-        if self._stream in self._kept_on:
-            return
-        self._kept_on.append(self._stream)
-        for table in window.tables:
-            for tensor in table.tensors():
-                self._device.keep(tensor, self._stream)
+    def rows_waiting(self) -> int:
+        """Changed rows that have not reached their store, counted a column."""
+        waiting = 0
+        for job in self._run.jobs:
+            for marks in job.lists.values() if job.lists is not None else ():
+                job_rows = self._device.empty((1,), torch.int64)
+                self._device.launch("count", lambda out=job_rows, marks=marks: out.copy_(marks.sum()), reads=[marks], writes=[job_rows])
+                self._device.record(self._device.current()).synchronize()
+                waiting += int(job_rows.item())
+        return waiting
 
     def settle(self) -> None:
         """Block until the work on our own streams, and what was launched on the consumer's, has passed."""

@@ -85,14 +85,7 @@ class Windowed:
             return
         run, error = self.run, None
         if drain and run.parts.settings.writable:
-            try:
-                self._consumer.end_window()
-                self._consumer.drain_kept()
-                if not self._consumer.wait_drained(timeout):
-                    error = TimeoutError(f"{len(run.jobs)} lists of changed rows did not reach their store in {timeout} seconds")
-            except Exception as failed:
-                failed.add_note(f"{len(run.jobs)} lists of changed rows are lost: the pipeline was closed and they could not be written")
-                error = failed
+            error = self._drain_last(timeout)
         self._finished = True
         with run.host.lock:
             run.closing = True
@@ -107,6 +100,26 @@ class Windowed:
             run.parts.pool.reclaim()
         if error is not None:
             raise error
+
+
+    def _drain_last(self, timeout: float | None) -> Exception | None:
+        """Everything changed goes to the stores; each failed drain is tried once more. The error that remains."""
+        run = self.run
+        self._consumer.end_window()
+        self._consumer.drain_kept()
+        tried: Any = None
+        while True:
+            try:
+                if self._consumer.wait_drained(timeout):
+                    return None
+                rows = self._consumer.rows_waiting()
+                return TimeoutError(f"{rows} changed rows did not reach their stores in {timeout} seconds and are lost")
+            except Exception as failed:
+                job = run.jobs[0] if run.jobs else None
+                if job is None or job is tried:
+                    failed.add_note(f"{self._consumer.rows_waiting()} changed rows are lost: the pipeline was closed")
+                    return failed
+                tried = job
 
 
 _KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never freed, on purpose

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -54,21 +54,12 @@ class Arenas:
                 f"staging_bytes={total} gives {depth} slots of {self.slot_bytes} bytes, and one row of every table takes "
                 f"{smallest}; pass staging_bytes={smallest * depth} or more"
             )
-        self._device = device
         self._arenas = [device.empty((self.slot_bytes,), torch.uint8) for _ in range(depth)]
-        self._streams: list[Any] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes held on the device."""
         return self.slot_bytes * self.depth
-
-    def used_on(self, stream: Any) -> None:
-        """Slots are used on ``stream`` from now on: their memory outlives the pipeline until its work has passed."""
-        if stream not in self._streams:
-            self._streams.append(stream)
-            for arena in self._arenas:
-                self._device.keep(arena, stream)
 
     def needed(self, rows: Sequence[int]) -> int:
         """Bytes of a slot that holds ``rows`` distinct rows of each table."""

@@ -132,8 +132,6 @@ class Pipeline:
                     f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
                 )
         streams = _assembly.make_streams(self._device)
-        arenas.used_on(streams.fetch)
-        arenas.used_on(streams.writer)
         return Parts(
             self._source,
             self._settings,

@@ -40,7 +40,7 @@ def open_store(
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
         TypeError: elements that cannot be rows. BlockingIOError: open for writing elsewhere.
     """
-    kind = _kind(path)
+    kind = kind_of(path)
     if not os.path.lexists(path):
         raise FileNotFoundError(f"{os.fspath(path)} does not exist; create_store makes a new one")
     if kind == "npy":
@@ -76,12 +76,10 @@ def create_store(
         FileExistsError: ``path`` exists. ValueError, TypeError: bad shape, dtype, fill, suffix or option.
         OSError: the disk is too full. In all cases no file is left.
     """
-    kind, target = _kind(path), Path(path)
+    kind, target = kind_of(path, new=True), Path(path)
     size, value = check_layout(shape, dtype), _fill_value(fill, dtype)
     refuse_existing(target)
     if kind == "zarr":
-        if target.suffix != ".zarr":
-            raise ValueError(f"{target} cannot be created; {_SUFFIXES}, and a .zip is read-only")
         return create_zarr(target, size, dtype, fill=fill, chunks=chunks, shards=shards, compressor=compressor)
     if (chunks, shards, compressor) != (None, None, None):
         raise ValueError(f"chunks, shards and compressor are of .zarr; {target} is a .npy, which has none")
@@ -119,11 +117,11 @@ def as_store(obj: Any) -> Store:
     )
 
 
-def _kind(path: str | os.PathLike[str]) -> Literal["npy", "zarr"]:
-    """Of an existing file or of one to be made.
+def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr"]:
+    """Of an existing file, or of a new one to be written.
 
     Raises:
-        TypeError: not a path. ValueError: of no kind that is known.
+        TypeError: not a path. ValueError: of no kind that is known, or that can be written.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path is a str or os.PathLike, not a {type(path).__name__}; as_store takes arrays")
@@ -133,7 +131,7 @@ def _kind(path: str | os.PathLike[str]) -> Literal["npy", "zarr"]:
     suffix = Path(name).suffix.lower()
     if suffix == ".npy":
         return "npy"
-    if suffix in (".zarr", ".zip") or Path(name).is_dir():
+    if suffix == ".zarr" or (not new and (suffix == ".zip" or os.path.isdir(name))):
         return "zarr"
     if suffix == ".npz":
         raise ValueError(f"{name}: a .npz is an archive, which cannot be mapped; save its arrays as .npy files")
@@ -141,6 +139,8 @@ def _kind(path: str | os.PathLike[str]) -> Literal["npy", "zarr"]:
         raise ValueError(
             f"{name}: this version does not open .safetensors; save the tensor as .npy or .zarr, or pass it itself"
         )
+    if suffix == ".zip":
+        raise ValueError(f"{name}: a zip is read-only; write a .zarr directory and pack it")
     raise ValueError(f"{name} has {f'the suffix {suffix}' if suffix else 'no suffix'}, which is of no known kind; {_SUFFIXES}")
 
 

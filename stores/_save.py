@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ._contract import Store
 from ._files import beside, refuse_live_writer, replace
-from ._open import create_store, open_store
+from ._open import create_store, kind_of, open_store
 from ._zarr_lock import DirectoryLock
 
 
@@ -18,6 +18,7 @@ def save(store: Store, path: str | os.PathLike[str]) -> None:
         ValueError: the suffix is neither .npy nor .zarr, or a zarr group is there. BlockingIOError: a store is open
             for writing on what is there. OSError: the disk is too full. ``path`` is as before then, and nothing is left.
     """
+    kind_of(path, new=True)  # refuses what cannot be written
     target = Path(path)
     if os.path.lexists(target):
         _refuse_if_needed(target)

@@ -35,6 +35,7 @@ class Protocol:
     def __init__(self, case: Case, rules: Rules | None = None) -> None:
         self.case = case
         self.rules = rules or Rules()
+        self._sources: dict[object, dict[Row, int | None]] = {}  # asked for again in every state
 
     def start(self) -> State:
         """Nothing has happened."""
@@ -56,15 +57,21 @@ class Protocol:
 
     def sources(self, s: State, w: int) -> dict[Row, int | None]:
         """Where each row of window ``w`` comes from: a window, or None for the store."""
-        oldest = max(0, w - self.case.depth + (1 if self.rules.source_before_depth else 0))
-        older = range(w - 1, oldest - 1, -1) if self.rules.newest_source else range(oldest, w)
-        return {row: next((v for v in older if row in rows_of(s.windows[v])), None) for row in rows_of(s.windows[w])}
+        key = (s.windows[: w + 1], w)
+        if key not in self._sources:
+            oldest = max(0, w - self.case.depth + (1 if self.rules.source_before_depth else 0))
+            older = range(w - 1, oldest - 1, -1) if self.rules.newest_source else range(oldest, w)
+            found = {row: next((v for v in older if row in rows_of(s.windows[v])), None) for row in rows_of(s.windows[w])}
+            self._sources[key] = found
+        return self._sources[key]
 
     def _names(self, s: State, w: int, v: int) -> bool:
         """Whether window ``w`` is planned and has ``v`` as a source."""
         return w < s.planned and v in self.sources(s, w).values()
 
     def _namers(self, s: State, v: int) -> list[int]:
+        if v < 0:
+            return []  # before the first window: the slot is fresh
         return [w for w in range(v + 1, min(s.planned, v + self.case.depth + 1)) if self._names(s, w, v)]
 
     def _landed(self, s: State, v: int) -> bool:

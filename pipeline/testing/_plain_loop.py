@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowferry.stores import ArrayStore
-from rowferry.stores.testing import SimulatedDevice
+from rowferry.stores import ArrayStore, Store
+from rowferry.stores.testing import FailingStore, SimulatedDevice
 
 from ..loader import Pipeline
 from ._host import SimulatedHost
@@ -27,6 +27,8 @@ class Program:
         written: batches that are written back; ``partly``: of these, those that write one column only.
         flushed: batches after which ``flush()`` is called.
         stop_after: batches taken before the loop breaks; None for all.
+        bad_row: a row whose read fails; batches before the first that asks for it arrive, then the error.
+        failing_writes: writes to a store that fail, by number from 1, no two in a row; the next call tries again.
     """
 
     rows: int
@@ -35,6 +37,14 @@ class Program:
     partly: frozenset[int] = frozenset()
     flushed: frozenset[int] = frozenset()
     stop_after: int | None = None
+    bad_row: int | None = None
+    failing_writes: frozenset[int] = frozenset()
+
+    @property
+    def good_batches(self) -> int:
+        """Batches before the first that asks for the row that cannot be read."""
+        bad = [number for number, batch in enumerate(self.batches) if self.bad_row in batch]
+        return min([*bad, len(self.batches) if self.stop_after is None else self.stop_after])
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Outcome:
     stores: list[Tensor] = field(default_factory=list)
 
 
-def draw_program(seed: int, *, rows: int = 12, writable: bool = True) -> Program:
+def draw_program(seed: int, *, rows: int = 12, writable: bool = True, failing: bool = False) -> Program:
     """A random program: disjoint, overlapping, equal, skewed and empty batches, flushes, early ends."""
     rng = random.Random(seed)
     count = rng.randrange(1, 12)
@@ -82,6 +92,8 @@ def draw_program(seed: int, *, rows: int = 12, writable: bool = True) -> Program
         frozenset(number for number in some if rng.random() < 0.25),
         frozenset(number for number in range(count) if writable and rng.random() < 0.15),
         rng.randrange(1, count + 1) if rng.random() < 0.2 else None,
+        rng.randrange(rows) if failing and rng.random() < 0.6 else None,
+        frozenset(rng.sample(range(1, 12, 2), 2)) if failing and writable else frozenset(),
     )
 
 
@@ -102,7 +114,7 @@ def plain_loop(program: Program) -> Outcome:
     """The meaning: read, step, write, batch by batch."""
     stores = make_stores(program.rows)
     outcome = Outcome(stores=stores)
-    for number, batch in enumerate(program.batches[: program.stop_after]):
+    for number, batch in enumerate(program.batches[: program.good_batches]):
         rows = torch.tensor(sorted(set(batch)), dtype=torch.int64)
         outcome.served.append((stores[0][rows].clone(), stores[1][rows].clone()))
         if number in program.written:
@@ -118,14 +130,19 @@ def make_stores(rows: int) -> list[Tensor]:
 
 
 def run_pipeline(
-    program: Program, setting: Setting, seed: int, device: SimulatedDevice | None = None, *, wrap: Callable[[ArrayStore], Any] = lambda store: store
+    program: Program, setting: Setting, seed: int, device: SimulatedDevice | None = None
 ) -> Outcome:
     """The same through a pipeline whose producer, writer and streams run in an order that ``seed`` decides."""
     device = device or SimulatedDevice(seed)
     rng = random.Random(seed)
     memories = make_stores(program.rows)
     outcome = Outcome(stores=memories)
-    source = {"a": wrap(ArrayStore(memories[0])), "b": wrap(ArrayStore(memories[1]))}
+    source: dict[str, Store] = {"a": ArrayStore(memories[0]), "b": ArrayStore(memories[1])}
+    mover = setting.mover
+    if program.bad_row is not None or program.failing_writes:
+        mover = "copy"  # only host threads meet errors of a store
+        bad = () if program.bad_row is None else (program.bad_row,)
+        source["a"] = FailingStore(source["a"], OSError("the disk is on fire"), rows=bad, writes=program.failing_writes)
     streams = [device.current(), *(device.stream(f"user {k}") for k in range(1, setting.streams))]
     with device.use(streams[0]):
         pipe = Pipeline(
@@ -138,7 +155,7 @@ def run_pipeline(
             writable=setting.writable,
             staging_bytes=(1 if setting.lookahead == 0 else setting.depth) * (setting.slot_rows // 8 * 256 * 4),
         )
-    _set_movers(pipe, setting.mover)
+    _set_movers(pipe, mover)
     host = SimulatedHost(device, seed + 1)
     if setting.lookahead:
         pipe._new_host = lambda: host
@@ -161,7 +178,7 @@ def _set_movers(pipe: Pipeline, name: str) -> None:
     assert parts is not None
     for table, movers in zip(parts.source.tables, parts.movers, strict=True):
         for number, column in enumerate(table.columns):
-            kernel = _mover("zero-copy", column.store, parts.device, 1)
+            kernel = _mover("zero-copy" if column.store.memory is not None else "copy", column.store, parts.device, 1)
             copy = _mover("copy", column.store, parts.device, 1)
             chosen = {"copy": copy, "zero-copy": kernel, "mixed": Crossed(kernel, copy), "mixed-back": Crossed(copy, kernel)}[name]
             movers[number] = chosen  # type: ignore[index]  # a list, made for this
@@ -177,31 +194,41 @@ def _consume(
     streams: Sequence[Any],
     outcome: Outcome,
 ) -> None:
-    for number, batch in enumerate(_on_streams(pipe, device, rng, streams)):
-        host.pause()
-        stream = rng.choice(streams)
-        if stream != device.current():
-            device.wait(stream, device.record(device.current()))
-        with device.use(stream):
-            _step(batch, number, program, device, outcome, setting)
-        if stream != device.current():
-            device.wait(device.current(), device.record(stream))
-        host.pause()
-        if number in program.flushed:
-            pipe.flush()
-            _check_flushed(program, number, outcome)
-        if program.stop_after is not None and number + 1 >= program.stop_after:
-            del batch
-            break
-
-
-def _on_streams(pipe: Pipeline, device: SimulatedDevice, rng: random.Random, streams: Sequence[Any]) -> Any:
     iterator = iter(pipe)
-    yield from iterator
-    del device, rng, streams
+    for number in range(program.good_batches + 1):
+        host.pause()
+        if program.stop_after is not None and number >= program.stop_after:
+            return
+        # The user changes streams between batches without a word: ordering that is the pipeline's business.
+        stream = rng.choice(streams)
+        with device.use(stream):
+            batch = _retried(lambda: next(iterator, None), program, number)
+            if batch is None:
+                return
+            host.pause()
+            _step(batch, number, program, device, outcome, setting, rng.choice(streams))
+            del batch
+            host.pause()
+            if number in program.flushed:
+                _retried(pipe.flush, program, -1)
+                _check_flushed(program, number, outcome)
 
 
-def _step(batch: Any, number: int, program: Program, device: SimulatedDevice, outcome: Outcome, setting: Setting) -> None:
+def _retried(call: Callable[[], Any], program: Program, number: int) -> Any:
+    """``call`` until a failing write has been tried again; None where the row that cannot be read ends the epoch."""
+    for _ in range(2 * len(program.failing_writes) + 1):
+        try:
+            return call()
+        except OSError as error:
+            notes = " ".join(getattr(error, "__notes__", ()))
+            if "fetching" in notes and program.bad_row is not None and number == program.good_batches:
+                return None
+            if "writing" not in notes:
+                raise
+    raise AssertionError("a write that fails once was not tried again")
+
+
+def _step(batch: Any, number: int, program: Program, device: SimulatedDevice, outcome: Outcome, setting: Setting, other: Any) -> None:
     if not setting.writable:
         _note(outcome, device, batch.data["a"], batch.data["b"])
         return
@@ -210,9 +237,14 @@ def _step(batch: Any, number: int, program: Program, device: SimulatedDevice, ou
     if number not in program.written:
         return
     if number in program.partly:
-        new = device.empty(tuple(first.shape), first.dtype)
-        if new.numel():
-            device.launch("step", lambda: new.copy_(first * 2 + number), reads=[first], writes=[new])
+        here = device.current()
+        with device.use(other):  # new values may come from any stream
+            new = device.empty(tuple(first.shape), first.dtype)
+            device.wait(other, device.record(here))
+            if new.numel():
+                device.launch("step", lambda: new.copy_(first * 2 + number), reads=[first], writes=[new])
+                device.keep(first, other)
+            device.wait(here, device.record(other))
         batch.write_back({"a": new})
         del new  # its memory may be lent again at once
         return

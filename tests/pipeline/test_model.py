@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -35,7 +36,9 @@ def singles(*batches: Batch) -> tuple[Window, ...]:
     return tuple((batch,) for batch in batches)
 
 
+@cache
 def holds(case: Case) -> None:
+    """No run of ``case`` breaks the promise."""
     found = search(Protocol(case))
     assert found.wrong is None, f"{case}: {found.wrong}\n" + "\n".join(found.run)
 
@@ -44,7 +47,7 @@ def holds(case: Case) -> None:
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 1, 1, 1), (2, 1, 1)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1, 1)])
 def test_every_run_sees_what_the_plain_loop_sees(sizes: tuple[int, ...], depth: int) -> None:
     for windows in programs(*sizes):
         holds(Case(windows, depth))
@@ -60,20 +63,20 @@ def test_batches_may_go_unwritten_and_the_loop_may_close_at_any_time(depth: int)
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_flush_at_any_time_has_all_in_the_store_and_changes_nothing_else(depth: int) -> None:
-    for windows in (*programs(1, 1, 1), *programs(2, 1)):
+    for windows in (*programs(1, 1), *programs(2, 1), singles(A, B, A), singles(A, AB, B)):
         holds(Case(windows, depth, flushes=1))
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_a_fetch_may_fail_at_any_time(depth: int) -> None:
-    for windows in (*programs(1, 1, 1), *programs(2, 1), *programs(1, 2)):
+    for windows in (*programs(2, 1), *programs(1, 2), singles(A, A, A), singles(A, AB, B)):
         holds(Case(windows, depth, failures=2))
         holds(Case(windows, depth, writable=False, failures=2))
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_flush_failure_and_close_may_come_together(depth: int) -> None:
-    for windows in (singles(A, A, A), singles(A, AB, B), ((A, B), (A,)), ((A,), (AB, A))):
+    for windows in (singles(A, A), singles(AB, B), ((A, B), (A,)), ((A,), (AB, A))):
         holds(Case(windows, depth, flushes=1, failures=1, closes=True))
 
 
@@ -89,7 +92,7 @@ def test_rows_go_round_through_all_slots(depth: int) -> None:
 def test_all_of_it_on_all_small_programs(depth: int) -> None:
     for windows in (*programs(1, 1, 1), *programs(2, 1), *programs(1, 2)):
         holds(Case(windows, depth, skips=True, flushes=1, failures=1, closes=True))
-    for windows in programs(1, 1, 1, 1, 1):
+    for windows in (*programs(1, 1, 1, 1), *programs(1, 1, 1, 1, 1)):
         holds(Case(windows, depth))
 
 
@@ -104,6 +107,11 @@ def round_trip(depth: int) -> tuple[Window, ...]:
 def steady(depth: int) -> tuple[Window, ...]:
     """The same row in every window, one more than there are slots."""
     return singles(*[A] * (depth + 1))
+
+
+def last_look(depth: int) -> tuple[Window, ...]:
+    """A row is last carried by the window before the one that takes its slot."""
+    return singles(A, *[B] * (depth - 2), AB, B)
 
 
 # Rule, the depths where it is needed, a program that shows it. At the other depths that program has no wrong run.
@@ -131,11 +139,11 @@ ONLY_SAVES_WORK = ("drop_kept_from_drain", "mark_travels_one", "flush_clears_mar
 def without(rule: str, case: Case, depth: int) -> str | None:
     """What goes wrong first in ``case`` at ``depth`` without ``rule``."""
     rules = replace(Rules(), **{rule: False})
-    for windows in (steady(depth), round_trip(depth), singles(A, A, *[B] * (depth - 1))):
-        holds(replace(case, windows=windows, depth=depth))
+    for windows in (steady(depth), round_trip(depth), last_look(depth)):
         found = search(Protocol(replace(case, windows=windows, depth=depth), rules))
         if found.wrong is not None:
             assert found.run
+            holds(replace(case, windows=windows, depth=depth))
             return found.wrong
     return None
 

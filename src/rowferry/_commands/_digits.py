@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -78,13 +78,14 @@ def train(directory: Path, suffix: str, device: torch.device, epochs: int) -> Tr
     """
     model = _classifier(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    with contextlib.ExitStack() as files:
+    with _one_thread(), contextlib.ExitStack() as files:
         pipe = files.enter_context(
             Pipeline(
                 _open_part(directory, "train", suffix, files), batch_size=BATCH_ROWS, shuffle=True, seed=SEED, device=device
             )
         )
         rows, start = 0, time.perf_counter()
+        batch: Any
         for _ in range(epochs):
             for batch in pipe:
                 loss = torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
@@ -101,11 +102,23 @@ def train(directory: Path, suffix: str, device: torch.device, epochs: int) -> Tr
 
 def _accuracy(model: torch.nn.Module, source: dict[str, Store], device: torch.device) -> float:
     right = total = 0
+    batch: Any
     with Pipeline(source, batch_size=BATCH_ROWS, device=device) as pipe, torch.no_grad():
         for batch in pipe:
             right += int((model(batch["x"]).argmax(1) == batch["y"]).sum())
             total += len(batch["y"])
     return right / total
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch's operators in one thread: several, on a network this small, take ten times as long on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _classifier(device: torch.device) -> torch.nn.Module:

@@ -18,7 +18,7 @@ FORMATS = ("npy", "zarr")
 
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the files are written.")] = Path("demo-data"),
-    epochs: Annotated[int, typer.Option(min=1, help="How often to go through the training rows.")] = 40,
+    epochs: Annotated[int, typer.Option(min=1, help="How often to go through the training rows.")] = 20,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; a GPU if there is one.")] = None,
     json: JsonOption = False,
 ) -> None:
