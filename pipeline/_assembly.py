@@ -9,7 +9,8 @@ from rowferry.stores import Store
 from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
-from ._movers import Copy, Kernels, Mover, Resident, TorchKernels, ZeroCopy
+from ._copy import Copy
+from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
 from ._run import Settings, Streams
 from ._source import Source
 

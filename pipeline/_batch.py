@@ -86,7 +86,9 @@ class WritableBatch(_Base):
         Raises:
             AttributeError: always; says what to use.
         """
-        raise AttributeError("a writable batch has no 'data': use batch.values (distinct rows) or batch.lookup() (one row an id)")
+        raise AttributeError(
+            "a writable batch has no 'data': use batch.values (distinct rows) or batch.lookup() (one row an id)"
+        )
 
     def lookup(self) -> Any:
         """``values[inverse]`` cast to the pipeline's dtype: shape ``index.shape + row_shape``, differentiable."""

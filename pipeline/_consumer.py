@@ -131,7 +131,7 @@ class Consumer:
             run.wanted = number
         run.host.notify()
         with run.parts.counters.waiting(cold=number == 0):
-            run.host.wait(lambda: self._arrived(number) or run.drain_error is not None and not run.retry)
+            run.host.wait(lambda: self._arrived(number) or (run.drain_error is not None and not run.retry))
         if not self._arrived(number):
             run.wanted = number - 1
             self.raise_drain_error()
@@ -207,7 +207,10 @@ class Consumer:
             device.launch("list", lambda listed=listed, marks=marks: listed.copy_(marks), reads=[marks], writes=[listed])
             if spared is not None:
                 device.launch(
-                    "spare", lambda listed=listed, at=spared: listed.index_fill_(0, at, 0), reads=[spared, listed], writes=[listed]
+                    "spare",
+                    lambda listed=listed, at=spared: listed.index_fill_(0, at, 0),
+                    reads=[spared, listed],
+                    writes=[listed],
                 )
                 device.keep(spared, self._stream)
             device.launch("clear", lambda listed=listed, marks=marks: marks.sub_(listed), reads=[listed, marks], writes=[marks])
@@ -242,7 +245,9 @@ class Consumer:
         for job in self._run.jobs:
             for marks in job.lists.values() if job.lists is not None else ():
                 job_rows = self._device.empty((1,), torch.int64)
-                self._device.launch("count", lambda out=job_rows, marks=marks: out.copy_(marks.sum()), reads=[marks], writes=[job_rows])
+                self._device.launch(
+                    "count", lambda out=job_rows, marks=marks: out.copy_(marks.sum()), reads=[marks], writes=[job_rows]
+                )
                 self._device.record(self._device.current()).synchronize()
                 waiting += int(job_rows.item())
         return waiting

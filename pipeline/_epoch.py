@@ -101,7 +101,6 @@ class Windowed:
         if error is not None:
             raise error
 
-
     def _drain_last(self, timeout: float | None) -> Exception | None:
         """Everything changed goes to the stores; each failed drain is tried once more. The error that remains."""
         run = self.run
@@ -137,7 +136,7 @@ class Epoch(Iterator[Any]):
         self._on_batch, self._on_write, self._on_end = on_batch, on_write, on_end
         self._taken: Taken | None = None
         self._over = False
-        self._finalizer = weakref.finalize(self, _abandon, server)
+        self._finalizer = weakref.finalize(self, _abandon, server, counters)
         counters.epoch_begins()
 
     def __iter__(self) -> Epoch:
@@ -262,8 +261,9 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def _abandon(server: Server) -> None:
+def _abandon(server: Server, counters: Counters) -> None:
     """The iterator was dropped: reading stops, what was written is drained where that is possible."""
+    counters.epoch_ends()
     pid = os.getpid()
     if isinstance(server, Windowed) and server.run.parts.pid != pid:
         return  # a forked child must not touch its parent's device

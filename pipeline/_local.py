@@ -11,9 +11,9 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from rowferry.stores._casts import cast
 from torch import Tensor
 
-from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
 from ._containers import map_leaves
@@ -29,7 +29,9 @@ from ._stats import Counters
 class LocalConsumer:
     """``Consumer`` for stores whose memory the device reads directly. One thread."""
 
-    def __init__(self, device: Device, source: Source, requests: Requests, counters: Counters, *, writable: bool, fetch: bool) -> None:
+    def __init__(
+        self, device: Device, source: Source, requests: Requests, counters: Counters, *, writable: bool, fetch: bool
+    ) -> None:
         self._device = device
         self._source = source
         self._requests = requests
@@ -53,7 +55,9 @@ class LocalConsumer:
             if self._writable:
                 self._serve_distinct(taken, table, asked, index)
             else:
-                taken.columns.append([self._pick(column.store.memory, index, column.dtype, asked.shape) for column in table.columns])
+                taken.columns.append(
+                    [self._pick(column.store.memory, index, column.dtype, asked.shape) for column in table.columns]
+                )
             taken.index.append(index.view(asked.shape))
             rows += asked.count
             nbytes += asked.count * sum(column.store.row_nbytes for column in table.columns)

@@ -213,7 +213,9 @@ class _Counting:
         return rows
 
     def _start_host_rows(self, part: TableWindow, layout: Layout) -> None:
-        wanted = self._run.parts.settings.fetch and any(mover.wants_host_rows for mover in self._run.parts.movers[self._position])
+        wanted = self._run.parts.settings.fetch and any(
+            mover.wants_host_rows for mover in self._run.parts.movers[self._position]
+        )
         if wanted and part.fetched:
             self._host_buffer = self._run.parts.pool.take(part.fetched * layout.rows.element_size())
             self.host_rows = typed(self._host_buffer, layout.rows.dtype, (part.fetched,))
@@ -250,7 +252,9 @@ class _Counting:
         """All batches' ids into ``self._ids``, through pinned memory where they are on the host."""
         start = 0
         pool, device = self._run.parts.pool, self._device
-        total = sum(request.asked[self._position].count for request in self._requests if request.asked[self._position].host is not None)
+        total = sum(
+            request.asked[self._position].count for request in self._requests if request.asked[self._position].host is not None
+        )
         buffer = pool.take(total * dtype.itemsize)
         staged = typed(buffer, dtype, (total,))
         device.host_writes(staged)
@@ -275,5 +279,3 @@ class _Counting:
 
 def _tensors(olders: Sequence[Older]) -> list[Tensor]:
     return [tensor for older in olders for tensor in (older.rows, older.places)]
-
-

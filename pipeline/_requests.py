@@ -31,7 +31,15 @@ class Requests:
     """
 
     def __init__(
-        self, items: Iterator[Any], index: Any, source: Source, device: Device, pool: PinnedPool | None, *, first: int, negative: bool
+        self,
+        items: Iterator[Any],
+        index: Any,
+        source: Source,
+        device: Device,
+        pool: PinnedPool | None,
+        *,
+        first: int,
+        negative: bool,
     ) -> None:
         self._items = items
         self._index = index
@@ -66,9 +74,7 @@ class Requests:
     def _asked(self, item: Any, number: int) -> tuple[Asked, ...]:
         found = rows_of(item, self._index, number)
         per_table = [found[table.name] for table in self._source.tables] if isinstance(self._index, Mapping) else [found]
-        return tuple(
-            self._checked(index, table, number) for index, table in zip(per_table, self._source.tables, strict=True)
-        )
+        return tuple(self._checked(index, table, number) for index, table in zip(per_table, self._source.tables, strict=True))
 
     def _checked(self, index: Any, table: Table, number: int) -> Asked:
         name = f"{table.name} of batch {number}" if self._source.several else f"batch {number}"
@@ -81,14 +87,18 @@ class Requests:
 
     def _checked_on_device(self, index: Tensor, table: Table, name: str) -> Asked:
         if index.dtype.is_floating_point or index.dtype.is_complex:
-            raise TypeError(f"index for {name} is of {index.dtype}; row numbers must be integers, or a bool mask of length {table.rows}")
+            raise TypeError(
+                f"index for {name} is of {index.dtype}; row numbers must be integers, or a bool mask of length {table.rows}"
+            )
         flat = index.detach().to(device=self._device.torch, dtype=torch.int64).reshape(-1)
         if flat.numel():
             low, high = (int(bound) for bound in torch.stack(torch.aminmax(flat)).tolist())  # waits for the plan stream alone
             least = -table.rows if self._negative else 0
             if low < least or high >= table.rows:
                 bad = high if high >= table.rows else low
-                raise IndexError(f"row {bad} is out of range for {name} with {table.rows} rows (allowed: {least} to {table.rows - 1})")
+                raise IndexError(
+                    f"row {bad} is out of range for {name} with {table.rows} rows (allowed: {least} to {table.rows - 1})"
+                )
             flat = torch.where(flat < 0, flat + table.rows, flat) if low < 0 else flat.clone()
         return Asked(tuple(index.shape), flat.numel(), None, flat)
 

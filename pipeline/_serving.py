@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rowferry.stores._casts import cast
 from torch import Tensor
 
-from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
 from ._containers import map_leaves
@@ -73,7 +73,9 @@ def check_values(rows: Any, column: Column, count: int, device: Device) -> None:
     if not isinstance(rows, Tensor):
         raise TypeError(f"values for {column.label} must be a tensor, not {type(rows).__name__}")
     if tuple(rows.shape) != shape:
-        raise ValueError(f"values for {column.label} have shape {tuple(rows.shape)}; this batch has {count} distinct rows: {shape}")
+        raise ValueError(
+            f"values for {column.label} have shape {tuple(rows.shape)}; this batch has {count} distinct rows: {shape}"
+        )
     if rows.device != device.torch:
         raise ValueError(f"values for {column.label} are on {rows.device}; the pipeline's rows are on {device.torch}")
     if rows.dtype.is_complex and not column.store.dtype.is_complex:
@@ -98,7 +100,9 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         places, rows = part.layout.batch_places[start:stop], rows.detach()
         device.launch(
             "write",
-            lambda target=target, places=places, rows=rows: as_ints(target).index_copy_(0, places, as_ints(cast(rows, target.dtype))),
+            lambda target=target, places=places, rows=rows: as_ints(target).index_copy_(
+                0, places, as_ints(cast(rows, target.dtype))
+            ),
             reads=[rows, places, target],
             writes=[target],
         )

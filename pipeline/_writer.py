@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ._engine import Task
+from ._flight import Window
 from ._movers import DrainList
 from ._run import DrainJob, Run
 from ._slots import Point
@@ -11,7 +14,7 @@ from ._slots import Point
 def write(run: Run) -> Task:
     """Work the queue until the run is closing and nothing is left. A failed job stays first and waits for ``retry``."""
     while True:
-        yield lambda: bool(run.jobs) and (run.drain_error is None or run.retry) or (run.closing and not run.jobs)
+        yield lambda: (bool(run.jobs) and (run.drain_error is None or run.retry)) or (run.closing and not run.jobs)
         if not run.jobs:
             return
         job = run.jobs[0]
@@ -37,10 +40,10 @@ def _drain(run: Run, job: DrainJob) -> Task:
         # Rows kept for a carry that will not happen: their slot is written, or is about to be.
         yield lambda: run.slots.point(window.number) is Point.WRITTEN
         job.after = window.written
-        _list_what_is_left(run, job)
-    assert job.lists is not None
-    if job.after is not None:
-        device.wait(stream, job.after)
+    assert job.after is not None
+    device.wait(stream, job.after)
+    if job.lists is None:
+        job.lists = _list_what_is_left(run, window)
     for (table_number, column_number), marks in job.lists.items():
         table = window.tables[table_number]
         if table.layout is None or table.carved is None:
@@ -67,13 +70,11 @@ def _drain(run: Run, job: DrainJob) -> Task:
                 run.last_landing = landed
 
 
-def _list_what_is_left(run: Run, job: DrainJob) -> None:
-    """Make the drain list of all marks still in the slot, on the writer's stream, and clear them."""
-    device, stream, window = run.parts.device, run.parts.streams.writer, job.window
+def _list_what_is_left(run: Run, window: Window) -> dict[tuple[int, int], Tensor]:
+    """Make the drain lists of all marks still in the slot, on the writer's stream, and clear the marks."""
+    device, stream = run.parts.device, run.parts.streams.writer
     lists = {}
     with device.use(stream):
-        if job.after is not None:
-            device.wait(stream, job.after)
         for table_number, column_number in sorted(window.marked):
             carved = window.tables[table_number].carved
             assert carved is not None
@@ -82,4 +83,4 @@ def _list_what_is_left(run: Run, job: DrainJob) -> None:
             device.launch("list", lambda listed=listed, marks=marks: listed.copy_(marks), reads=[marks], writes=[listed])
             device.launch("clear", lambda marks=marks: marks.zero_(), writes=[marks])
             lists[table_number, column_number] = listed
-    job.lists = lists
+    return lists

@@ -110,12 +110,15 @@ class Pipeline:
         self._claim: _claims.Claim | None = None
         if writable:
             self._claim = _claims.claim(self, self._source.stores)
-        self._parts = None if all(name == "local" for name in self._movers) else self._make_parts(mover, staging_bytes, batch_size)
+        self._parts = (
+            None if all(name == "local" for name in self._movers) else self._make_parts(mover, staging_bytes, batch_size)
+        )
         self._live: weakref.ref[Epoch] | None = None
         self._epoch = 0
         self._position = 0
         self._skip = 0
         self._sampler_state: Any = None
+        self._begun = False
         self._dirty = False
         logger.info("%s", self)
 
@@ -153,11 +156,13 @@ class Pipeline:
         """Begin the next epoch; a live one ends first, after its writes have landed."""
         self._require_usable()
         self._end_live()
+        if self._begun:  # left by a break: the next iter() is the next epoch
+            self._ended()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)
         epoch, skip, state = self._epoch, self._skip, self._sampler_state
         items = self._batches.epoch(epoch, skip, state)
-        self._position = skip
+        self._position, self._begun = skip, True
         self._skip, self._sampler_state = 0, state if skip else None
         if not self._settings.inline:
             items = first_here(items)
@@ -166,7 +171,12 @@ class Pipeline:
         server: Windowed | LocalConsumer
         if self._parts is None:
             server = LocalConsumer(
-                self._device, self._source, requests, self._counters, writable=self._settings.writable, fetch=self._settings.fetch
+                self._device,
+                self._source,
+                requests,
+                self._counters,
+                writable=self._settings.writable,
+                fetch=self._settings.fetch,
             )
         else:
             server = Windowed(self._parts, self._new_host(), requests)
@@ -182,7 +192,7 @@ class Pipeline:
         """The number of the next epoch: with ``shuffle`` its order, else what ``sampler.set_epoch`` is called with."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch is {epoch!r}; it must be an integer from 0")
-        self._epoch, self._position, self._skip, self._sampler_state = epoch, 0, 0, None
+        self._epoch, self._position, self._skip, self._sampler_state, self._begun = epoch, 0, 0, None, False
 
     def _served(self, taken: Taken) -> None:
         self._position = taken.request.number + 1
@@ -193,16 +203,13 @@ class Pipeline:
 
     def _ended(self) -> None:
         self._epoch += 1
-        self._position, self._sampler_state = 0, None
+        self._position, self._sampler_state, self._begun = 0, None, False
 
     def _end_live(self, timeout: float | None = None) -> None:
         live = self._live() if self._live is not None else None
         self._live = None
-        if live is None or live.over:
-            return
-        if self._position:  # begun, not finished: the next iter() is the next epoch
-            self._ended()
-        live.finish(drain=True, timeout=timeout)
+        if live is not None and not live.over:
+            live.finish(drain=True, timeout=timeout)
 
     # ---- state ----------------------------------------------------------------------------------------------
 
@@ -213,7 +220,9 @@ class Pipeline:
             RuntimeError: rows were written back and ``flush()`` has not returned since.
         """
         if self._dirty:
-            raise RuntimeError("rows were written back after the last flush(); call flush() first, so that state and stores agree")
+            raise RuntimeError(
+                "rows were written back after the last flush(); call flush() first, so that state and stores agree"
+            )
         return {
             "version": 1,
             "seed": self._seed,
@@ -231,10 +240,12 @@ class Pipeline:
         if state.get("version") != 1:
             raise ValueError(f"state of version {state.get('version')!r}; this rowferry reads version 1")
         if state["seed"] != self._seed:
-            raise ValueError(f"the state was saved under seed={state['seed']}, this pipeline has seed={self._seed}; pass the saved one")
+            raise ValueError(
+                f"the state was saved under seed={state['seed']}, this pipeline has seed={self._seed}; pass the saved one"
+            )
         self._end_live()
         self._epoch, self._position, self._skip = state["epoch"], state["position"], state["position"]
-        self._sampler_state = state["sampler"]
+        self._sampler_state, self._begun = state["sampler"], False
 
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
@@ -303,4 +314,6 @@ class Pipeline:
         if self._closed:
             raise RuntimeError("the pipeline is closed; make a new one")
         if self._device.capturing():
-            raise RuntimeError("the current stream is captured into a graph; call the pipeline outside the capture and copy into static inputs")
+            raise RuntimeError(
+                "the current stream is captured into a graph; call the pipeline outside the capture and copy into static inputs"
+            )

@@ -159,9 +159,9 @@ class Store(ABC):
         full = (*shape, *self.row_shape)
         if tuple(values.shape) != full:
             raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
+        values = self._own(values).reshape(rows.size, *self.row_shape)
         if not rows.size:
             return
-        values = values.to(device=self.device, dtype=self.dtype).reshape(rows.size, *self.row_shape)
         keep = last_of_each(rows)
         if keep is not None:
             rows, values = rows[keep], values[torch.from_numpy(keep).to(self.device)]
@@ -230,7 +230,7 @@ class Store(ABC):
             raise ValueError(f"cannot copy {other.name} {other.shape} into {self.name} {self.shape}: the shapes must be equal")
         for start, stop in self.spans():
             piece = other.gather(range(start, stop))
-            self._scatter(np.arange(start, stop), piece.to(device=self.device, dtype=self.dtype))
+            self._scatter(np.arange(start, stop), self._own(piece))
         return self
 
     @final
@@ -251,6 +251,15 @@ class Store(ABC):
     def spans(self, limit: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
         """``(start, stop)`` spans that cover all rows, whole chunks, at most ``limit`` bytes each where possible."""
         yield from pieces(len(self), self.row_nbytes, limit, self.chunk_rows)
+
+    @final
+    def _own(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` in the store's dtype, on its device."""
+        if values.dtype.is_complex and not self.dtype.is_complex:
+            raise TypeError(
+                f"{values.dtype} values for {self.name} of {self.dtype} would lose their imaginary part; pass .real"
+            )
+        return values.to(device=self.device, dtype=self.dtype)
 
     @final
     def _require_open(self) -> None:

@@ -43,6 +43,9 @@ class MemmapStore(Store):
 
     ``flush()`` has nothing to do, for a mapped file survives its process; ``flush(sync=True)`` is fsync.
 
+    Attributes:
+        header: what the file's first bytes say; see ``NpyHeader``.
+
     Args:
         path: the file.
         mode: ``"r"``, or ``"r+"`` to write.
@@ -76,7 +79,7 @@ class MemmapStore(Store):
             lock_writer(self._fd, file)
         header = parse_header(os.pread(self._fd, MOST_HEADER_BYTES, 0), dtype, self.name)
         self.shape, self.dtype = header.shape, header.dtype
-        self._offset, self._stored, self._fortran = header.offset, header.stored, header.fortran
+        self.header = header
         seen = os.fstat(self._fd)
         self._identity = ("file", seen.st_dev, seen.st_ino)
         needed = header.offset + header.nbytes
@@ -118,14 +121,15 @@ class MemmapStore(Store):
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         held, span = self._held(), as_slice(rows)
-        if span is None or self._fortran or out.nbytes < _LONG:
+        if span is None or self.header.fortran or out.nbytes < _LONG:
             held.gather(rows, out)
             return
         # A mapping for random rows is read page by page; a long run of rows is read from the file itself.
         data = out.view(-1).view(torch.uint8).numpy()
-        self._read(data, self._offset + span.start * self.row_nbytes)
-        if not self._stored.isnative:
-            np.copyto(data.view(self._stored.newbyteorder("=")), data.view(self._stored))
+        self._read(data, self.header.offset + span.start * self.row_nbytes)
+        stored = self.header.stored
+        if not stored.isnative:
+            np.copyto(data.view(stored.newbyteorder("=")), data.view(stored))
 
     def _read(self, data: NDArray[np.uint8], offset: int) -> None:
         view = data.data

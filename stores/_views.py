@@ -66,24 +66,25 @@ class HostRows:
             scatter_rows(self.memory, rows, values)
 
 
-class _Unlocked:
-    """Offers an array's memory as writable, and keeps the array alive while anybody uses it."""
+class _Plain:
+    """A C-contiguous array's memory as torch takes it, writable and with strides that say so; keeps the array alive.
+
+    Else torch would warn of a read-only array, and refuse the odd strides that NumPy leaves to dimensions of length 1.
+    """
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False), "strides": None}
 
 
 def tensor_over(array: NDArray[Any]) -> torch.Tensor:
-    """``array``, of native byte order and a dtype that torch has, as a tensor over the same memory. Never copies.
+    """``array``, C-contiguous, native and of a dtype that torch has, as a tensor over the same memory. Never copies.
 
     torch has no read-only tensors: whoever gets one over a read-only array must not write to it.
     """
     if not array.size:
         return torch.empty(array.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype)
-    if not array.flags.writeable:
-        array = np.asarray(_Unlocked(array))  # the array itself would make torch warn
-    return torch.from_numpy(array)
+    return torch.from_numpy(np.asarray(_Plain(array)))
 
 
 def to_tensor(values: Any) -> torch.Tensor:

@@ -54,8 +54,9 @@ class ZarrStore(Store):
             (zeros where the array has no fill value). Chunks left out inside a shard always read as fill values.
 
     Raises:
-        FileNotFoundError, KeyError: no such path or array. TypeError: elements that no torch dtype has.
-        ValueError: no zarr, a group without ``array``, rank 0. PermissionError: ``"r+"`` of a zip or read-only store.
+        FileNotFoundError: no such path. TypeError: elements that no torch dtype has.
+        ValueError: no zarr, no such array, a group without ``array``, rank 0.
+        PermissionError: ``"r+"`` of a zip or of a read-only zarr store.
 
     Threads: ``gather`` in any number; zarr decodes in its own threads. In a forked child every call is a RuntimeError.
     """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -20,13 +21,13 @@ from ._zarr_open import ROWFERRY_DTYPE
 CHUNK_BYTES = 64 << 10  # decoded together when one row is read: large enough for a disk, small enough to throw away
 SHARD_BYTES = 64 << 20  # one file: few enough of them for a file system, small enough to be replaced whole
 _COMPRESSORS = {"zstd": zarr.codecs.ZstdCodec, "blosc": zarr.codecs.BloscCodec}
-Extents = int | Sequence[int]  # rows, or a length for each dimension
+Extents = SupportsIndex | Sequence[SupportsIndex]  # rows, or a length for each dimension
 _INTEGERS = {1: torch.uint8, 2: torch.uint16}  # what zarr keeps elements as that it has no type for, by their bytes
 
 
 def create_zarr(
     path: str | os.PathLike[str],
-    shape: Sequence[int],
+    shape: Sequence[SupportsIndex],
     dtype: torch.dtype,
     *,
     fill: float | complex | bool = 0,
@@ -79,8 +80,8 @@ def create_zarr(
         raise
 
 
-def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    size = tuple(int(n) for n in shape)
+def _checked_shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
+    size = tuple(map(operator.index, shape))
     if not size or min(size) < 0:
         raise ValueError(f"shape is {tuple(shape)}; it must be (rows, *row shape), at least the rows, none negative")
     return size
@@ -128,7 +129,7 @@ def _layout(
 
 
 def _extents(what: str, wanted: Extents, inner: tuple[int, ...]) -> tuple[int, ...]:
-    extents = (int(wanted), *inner) if isinstance(wanted, int) else tuple(int(n) for n in wanted)
+    extents = (operator.index(wanted), *inner) if isinstance(wanted, SupportsIndex) else tuple(map(operator.index, wanted))
     if len(extents) != 1 + len(inner) or min(extents) < 1:
         raise ValueError(
             f"{what} is {wanted}; it must be a number of rows, or one positive length for each of {1 + len(inner)} dimensions"

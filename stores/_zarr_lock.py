@@ -8,6 +8,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -69,7 +70,7 @@ class DirectoryLock:
         free = disk.f_bavail * disk.f_frsize
         try:
             if nbytes + room > free:
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if nbytes:
                 os.posix_fallocate(self._fd, _HEAD, nbytes)
         except OSError as error:

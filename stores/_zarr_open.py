@@ -27,8 +27,8 @@ def open_path(path: Path, mode: Mode, array: str | None) -> zarr.Array[Any]:
     """The array at ``path``, or the one called ``array`` inside it. The caller closes a zip's ``.store``.
 
     Raises:
-        FileNotFoundError: no such path. KeyError: no array of that name.
-        ValueError: not zarr, or a group and ``array`` is missing. PermissionError: a zip for writing.
+        FileNotFoundError: no such path. PermissionError: a zip for writing.
+        ValueError: not zarr, no array of that name, or a group and ``array`` is missing.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
@@ -60,11 +60,11 @@ def _find(store: Store, path: Path, mode: Mode, name: str) -> zarr.Array[Any]:
         group = zarr.open_group(store, mode="r", use_consolidated=False)
     except (FileNotFoundError, NodeTypeValidationError, ValueError, KeyError) as error:
         if name:
-            raise KeyError(f"{path} is no group with an array {name!r}") from error
+            raise ValueError(f"{path} is no group with an array {name!r}") from error
         raise ValueError(f"{path} holds no zarr array: no zarr.json, .zarray or .zgroup was found in it") from error
     names = ", ".join(sorted(key for key, member in group.members(max_depth=None) if isinstance(member, zarr.Array))) or "none"
     if name:
-        raise KeyError(f"{path} has no array {name!r}; its arrays: {names}")
+        raise ValueError(f"{path} has no array {name!r}; its arrays: {names}")
     raise ValueError(f"{path} is a group; name one of its arrays with array=. Its arrays: {names}")
 
 
@@ -98,7 +98,7 @@ def element_types(array: zarr.Array[Any], wanted: torch.dtype | None, name: str)
     if wanted not in (None, natural):
         raise TypeError(
             f"{name} has elements of {stored}, so its rows are {natural}, not {wanted}. Cast with the pipeline's dtype=; "
-            f"dtype= here is for elements that zarr has no type for: bfloat16 as 2-byte integers or raw bits, float8 as 1-byte ones"
+            f"dtype= here is for elements that zarr has no type for: bfloat16 kept as 2-byte integers, float8 as 1-byte ones"
         )
     return natural, native
 

@@ -129,7 +129,7 @@ class TouchedChunks(Store):
             return
         # Not one assignment to the rows: in a sharded array whose shard is also split along a row, zarr (3.1) fails at
         # it, and chunks of a new shard that the rows do not touch would be left out, so that it grows at a later write.
-        block = np.array(self.view[:])
+        block = np.require(self.view[:], requirements="W")
         block[self.selection] = values
         self.view[:] = block
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 from rowferry.stores._device_contract import Event
@@ -26,6 +27,22 @@ class _Actor:
         self.task = task
         self.on_escape = on_escape
         self.pending: Predicate | Event | None = None
+        self.active = False  # inside a step, stopped at a lock
+
+
+class _Preempting:
+    """A lock after whose release anybody else may run first, as threads are preempted."""
+
+    def __init__(self, lock: AbstractContextManager[Any], preempt: Callable[[], None]) -> None:
+        self._lock = lock
+        self._preempt = preempt
+
+    def __enter__(self) -> Any:
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+        self._preempt()
 
 
 @final
@@ -40,9 +57,11 @@ class SimulatedHost:
     inline = False
 
     def __init__(self, device: SimulatedDevice, seed: int) -> None:
-        self.lock = device.lock()
+        self._plain = device.lock()
+        self.lock = _Preempting(self._plain, self._preempt)
         self._device = device
         self._random = random.Random(seed)
+        self._slow = self._random.choice(("nobody", "producer", "writer", "device"))
         self._actors: list[_Actor] = []
         self.escaped: list[BaseException] = []
 
@@ -55,6 +74,11 @@ class SimulatedHost:
 
     def notify(self) -> None:
         pass
+
+    def _preempt(self) -> None:
+        """Whoever released the lock is stopped there, and others may move."""
+        while self._random.random() < 0.3 and self._move():
+            pass
 
     def wait(self, ready: Predicate, timeout: float | None = None) -> bool:
         del timeout
@@ -88,6 +112,7 @@ class SimulatedHost:
 
     def _finish(self, actor: _Actor) -> None:
         """What the threads do at shutdown: go on while nothing blocks, else end."""
+        actor.active = True
         while actor.pending is None or self._passed(actor):
             try:
                 actor.pending = next(actor.task)
@@ -96,7 +121,7 @@ class SimulatedHost:
         actor.task.close()
 
     def _holds(self, predicate: Predicate) -> bool:
-        with self.lock:
+        with self._plain:
             return predicate()
 
     def _passed(self, actor: _Actor) -> bool:
@@ -109,11 +134,13 @@ class SimulatedHost:
         """One move of somebody, or of the device; False when nobody can."""
         choices: list[_Actor | None] = [*self._actors, None, None]
         self._random.shuffle(choices)
+        if self._random.random() < 0.9:  # one of them is slow in this run
+            choices.sort(key=lambda actor: (actor.name if actor else "device") == self._slow)
         for actor in choices:
             if actor is None:
                 if self._device.step():
                     return True
-            elif self._step(actor):
+            elif not actor.active and self._step(actor):
                 return True
         return False
 
@@ -121,6 +148,7 @@ class SimulatedHost:
         with self._device.host(actor.name):
             if not self._passed(actor):
                 return False
+            actor.active = True
             try:
                 actor.pending = next(actor.task)
             except StopIteration:
@@ -128,4 +156,6 @@ class SimulatedHost:
             except BaseException as error:
                 self._actors.remove(actor)
                 actor.on_escape(error)
+            finally:
+                actor.active = False
             return True

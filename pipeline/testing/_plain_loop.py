@@ -129,9 +129,7 @@ def make_stores(rows: int) -> list[Tensor]:
     return [torch.arange(rows * 2, dtype=torch.float32).view(rows, 2), torch.arange(rows, dtype=torch.int64) * 10]
 
 
-def run_pipeline(
-    program: Program, setting: Setting, seed: int, device: SimulatedDevice | None = None
-) -> Outcome:
+def run_pipeline(program: Program, setting: Setting, seed: int, device: SimulatedDevice | None = None) -> Outcome:
     """The same through a pipeline whose producer, writer and streams run in an order that ``seed`` decides."""
     device = device or SimulatedDevice(seed)
     rng = random.Random(seed)
@@ -180,7 +178,9 @@ def _set_movers(pipe: Pipeline, name: str) -> None:
         for number, column in enumerate(table.columns):
             kernel = _mover("zero-copy" if column.store.memory is not None else "copy", column.store, parts.device, 1)
             copy = _mover("copy", column.store, parts.device, 1)
-            chosen = {"copy": copy, "zero-copy": kernel, "mixed": Crossed(kernel, copy), "mixed-back": Crossed(copy, kernel)}[name]
+            chosen = {"copy": copy, "zero-copy": kernel, "mixed": Crossed(kernel, copy), "mixed-back": Crossed(copy, kernel)}[
+                name
+            ]
             movers[number] = chosen  # type: ignore[index]  # a list, made for this
 
 
@@ -228,7 +228,9 @@ def _retried(call: Callable[[], Any], program: Program, number: int) -> Any:
     raise AssertionError("a write that fails once was not tried again")
 
 
-def _step(batch: Any, number: int, program: Program, device: SimulatedDevice, outcome: Outcome, setting: Setting, other: Any) -> None:
+def _step(
+    batch: Any, number: int, program: Program, device: SimulatedDevice, outcome: Outcome, setting: Setting, other: Any
+) -> None:
     if not setting.writable:
         _note(outcome, device, batch.data["a"], batch.data["b"])
         return

@@ -116,6 +116,13 @@ class StoreContract(ReadingContract):
             store.scatter(index, torch.ones(shape))
         assert store.gather(slice(None)).cpu().equal(table())
 
+    def test_complex_values_are_no_values_of_a_real_store(self, store: Store) -> None:
+        with pytest.raises(TypeError, match="imaginary"):
+            store.scatter([0], torch.ones(1, 4, dtype=torch.complex64))
+        with pytest.raises(TypeError, match="imaginary"):
+            store.copy_from(ArrayStore(torch.ones(10, 4, dtype=torch.complex64)))
+        assert store.gather(slice(None)).cpu().equal(table())
+
     def test_flushed_rows_are_there_when_it_is_opened_again(self, tmp_path: Path) -> None:
         store = self.make(table(), tmp_path)
         store.scatter([2, 9], -torch.ones(2, 4))

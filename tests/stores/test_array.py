@@ -175,4 +175,7 @@ def test_a_tensor_over_an_array_is_the_same_memory() -> None:
     array.flags.writeable = False
     assert tensor_over(array).data_ptr() == array.ctypes.data
     assert not array.flags.writeable
+    one_column = np.zeros((5, 3))[:, ::-1][:, :1].copy("K")[:, ::-1]
+    assert one_column.flags.c_contiguous
+    assert tensor_over(one_column).data_ptr() == one_column.ctypes.data
     assert tensor_over(np.zeros((0, 3), np.uint16)).shape == (0, 3)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +36,8 @@ from rowferry.stores.testing import EVERY_DTYPE, OracleStore, bits, random_bits
 @pytest.mark.parametrize("convert", [str, Path])
 def test_the_suffix_decides_which_store_it_is(tmp_path: Path, convert: Any) -> None:
     np.save(tmp_path / "x.npy", np.zeros((3, 2)))
-    zarr.save_array(tmp_path / "x.zarr", np.zeros((3, 2)))
-    zarr.save_array(tmp_path / "folder", np.zeros((3, 2)))
+    for name in ("x.zarr", "folder"):
+        zarr.create_array(tmp_path / name, shape=(3, 2), dtype="f8")
     (tmp_path / "x.npy").rename(tmp_path / "X.NPY")
     for name, kind in (("X.NPY", MemmapStore), ("x.zarr", ZarrStore), ("folder", ZarrStore)):
         with open_store(convert(tmp_path / name)) as store:
@@ -203,6 +207,38 @@ def test_a_created_npy_has_its_space(tmp_path: Path) -> None:
     with create_store(tmp_path / "x.npy", (1000, 256), torch.float32):
         found = os.stat(tmp_path / "x.npy")
         assert found.st_blocks * 512 >= found.st_size == 128 + 1000 * 1024
+
+
+def test_of_many_that_create_one_npy_at_once_one_has_it(tmp_path: Path) -> None:
+    start = threading.Barrier(6)
+
+    def create(number: int) -> Store | None:
+        start.wait()
+        try:
+            return create_store(tmp_path / "x.npy", (50, 2), torch.float32, fill=number)
+        except (FileExistsError, BlockingIOError):
+            return None
+
+    with ThreadPoolExecutor(6) as pool:
+        made = [store for store in pool.map(create, range(6)) if store is not None]
+    assert len(made) == 1
+    assert os.listdir(tmp_path) == ["x.npy"]
+    value = made[0].gather([0, 49])
+    made[0].close()
+    assert open_store(tmp_path / "x.npy").gather([0, 49]).equal(value)
+
+
+@pytest.mark.parametrize(("code", "made"), [(errno.EPERM, True), (errno.EACCES, False)])
+def test_a_npy_is_created_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, made: bool
+) -> None:
+    def link(source: object, target: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    with contextlib.nullcontext() if made else pytest.raises(PermissionError):
+        create_store(tmp_path / "x.npy", (3, 2), torch.float32).close()
+    assert os.listdir(tmp_path) == (["x.npy"] if made else [])
 
 
 # ---- as_store ------------------------------------------------------------------------------------------------

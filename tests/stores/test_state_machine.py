@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore, create_store
 from rowferry.stores.testing import OracleStore, bits, random_bits, write_npy_file
@@ -61,8 +61,8 @@ class StoreMachine(RuleBasedStateMachine):
         values = random_bits(shape, self.store.dtype, seed)
         self.store.scatter(index, values)
         self.oracle.scatter(index, values)
-        rows, flat = np.arange(ROWS)[index].reshape(-1), values.numpy().reshape(-1, *self.array.shape[1:])
-        for row, value in zip(rows, flat, strict=True):
+        rows = np.arange(ROWS)[index].reshape(-1)
+        for row, value in zip(rows, values.numpy().reshape(rows.size, *self.array.shape[1:]), strict=True):
             self.array[row] = value
 
     @rule(row=st.one_of(st.integers(ROWS, 2**40), st.integers(-(2**40), -ROWS - 1)))
@@ -153,8 +153,4 @@ MACHINES = [ArrayMachine, StridedMachine, PinnedMachine, DeviceMachine, MemmapMa
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_store_behaves_as_the_oracle(machine: type[StoreMachine]) -> None:
-    test = machine.TestCase()
-    test.settings = settings(
-        max_examples=15, stateful_step_count=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
-    test.runTest()
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=15, deadline=None))
