@@ -111,18 +111,12 @@ class PinnedPool:
 
     def take(self, nbytes: int) -> Tensor:
         """A buffer of at least ``nbytes`` bytes (uint8, 1-d) that nobody uses any more."""
-        best = None
-        for entry in list(self._free):
-            buffer, event = entry
-            size = buffer.numel()
-            if size >= nbytes and size <= max(4 * nbytes, 1 << 16) and (event is None or event.query()):
-                if size == _power_of_two(nbytes):
-                    best = entry
-                    break
-                best = best or entry
-        if best is not None:
-            self._free.remove(best)
-            return best[0]
+        exact = _power_of_two(nbytes)
+        for size in (exact, 2 * exact):
+            for position, (buffer, event) in enumerate(self._free):
+                if buffer.numel() == size and (event is None or event.query()):
+                    del self._free[position]
+                    return buffer
         size = _power_of_two(nbytes)
         self.nbytes += size
         self._all.append(self._device.pinned(size))

@@ -123,16 +123,19 @@ class RowKernels:
             raise ImportError(reason)
         self._functions = _load(device.index if device.index is not None else torch.cuda.current_device())
 
-    def gather(self, out: Tensor, source: Tensor, rows: Tensor, *, blocks: int = BLOCKS) -> None:
-        """``out[i] = source[rows[i]]``, by bytes.
+    def gather(
+        self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int = BLOCKS
+    ) -> None:
+        """``out[i] = source[rows[i]]``, or ``out[places[i]]``, by bytes.
 
         Args:
             out: ``(k, *row_shape)`` on the device, contiguous.
             source: ``(n, *row_shape)``, contiguous, in pinned host memory or on the device.
             rows: ``(k,)`` int32 or int64 on the device, in ``[0, n)``; not checked.
+            places: int64 ``(k,)`` on the device, distinct.
             blocks: thread blocks, of 512 threads.
         """
-        self._launch("gather", source, out, rows, None, None, blocks)
+        self._launch("gather", source, out, rows, places, None, blocks)
 
     def scatter(
         self,

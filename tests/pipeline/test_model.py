@@ -90,6 +90,7 @@ def test_rows_go_round_through_all_slots(depth: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.timeout(900)
 def test_all_of_it_on_all_small_programs(depth: int) -> None:
     for windows in (*programs(1, 1, 1), *programs(2, 1), *programs(1, 2)):
         holds(Case(windows, depth, skips=True, flushes=1, failures=1, closes=True))
