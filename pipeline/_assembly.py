@@ -11,8 +11,10 @@ from rowferry.stores._devices import device_for
 
 from ._copy import Copy
 from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
-from ._run import Settings, Streams
+from ._run import Parts, Settings, Streams
 from ._source import Source
+from ._staging import Arenas, PinnedPool, default_staging
+from ._stats import Counters
 
 MoverName = Literal["auto", "local", "copy", "zero-copy"]
 MOVERS = ("auto", "local", "copy", "zero-copy")
@@ -87,8 +89,39 @@ def mover_name(wanted: str, store: Store, device: Device) -> str:
 
 def make_movers(wanted: str, source: Source, device: Device, threads: int) -> list[list[Mover]]:
     """A mover for each column of each table."""
-    return [[_mover(mover_name(wanted, column.store, device), column.store, device, threads) for column in table.columns]
+    return [[make_mover(mover_name(wanted, column.store, device), column.store, device, threads) for column in table.columns]
             for table in source.tables]  # fmt: skip
+
+
+def make_parts(
+    source: Source,
+    settings: Settings,
+    device: Device,
+    counters: Counters,
+    *,
+    mover: str,
+    staging_bytes: int | None,
+    batch_size: int | None,
+    threads: int,
+) -> Parts:
+    """Slots, streams and movers. Allocates ``staging_bytes`` on the device.
+
+    Raises:
+        ValueError: ``staging_bytes`` is not a positive integer, or too little for a batch of ``batch_size`` rows.
+    """
+    total = default_staging(device) if staging_bytes is None else staging_bytes
+    if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
+        raise ValueError(f"staging_bytes is {staging_bytes!r}; it must be a positive number of bytes or None")
+    arenas = Arenas(device, source, depth=settings.depth, total=total, writable=settings.writable)
+    if batch_size is not None and isinstance(batch_size, int):
+        needed = arenas.needed([min(batch_size, table.rows) for table in source.tables])
+        if needed > arenas.slot_bytes:
+            raise ValueError(
+                f"a batch of {batch_size} rows takes {needed} bytes and a slot has {arenas.slot_bytes}; pass "
+                f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
+            )
+    movers = make_movers(mover, source, device, threads)
+    return Parts(source, settings, device, make_streams(device), arenas, PinnedPool(device), movers, counters, os.getpid())
 
 
 def make_streams(device: Device) -> Streams:
@@ -105,7 +138,8 @@ def thread_count(threads: Any) -> int:
     return threads
 
 
-def _mover(name: str, store: Store, device: Device, threads: int) -> Mover:
+def make_mover(name: str, store: Store, device: Device, threads: int) -> Mover:
+    """The mover ``name``, which was found possible, for one column."""
     if name == "local" or (name == "copy" and device.is_cuda and store.device.type == "cuda"):
         return Resident(device, store)
     if name == "zero-copy":

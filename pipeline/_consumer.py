@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import torch
 from torch import Tensor
 
+from . import _marks
 from ._flight import Window
 from ._producer import carry
 from ._run import DrainJob, Run
@@ -182,14 +182,7 @@ class Consumer:
                 for column in range(len(new.marks)):
                     if (table_number, column) not in before.marked:
                         continue
-                    marks, target = old.marks[column], new.marks[column][start:stop]
-                    device.launch(
-                        "carry marks",
-                        lambda marks=marks, places=places, target=target: torch.index_select(marks, 0, places, out=target),
-                        reads=[marks, places],
-                        writes=[target],
-                    )
-                    device.launch("clear", lambda marks=marks: marks.zero_(), writes=[marks])
+                    _marks.carry(device, old.marks[column], places, new.marks[column][start:stop])
                     window.marked.add((table_number, column))
 
     def _list(self, window: Window, following: Window | None) -> dict[tuple[int, int], Tensor]:
@@ -201,20 +194,10 @@ class Consumer:
         for table_number, column in sorted(window.marked):
             carved = window.tables[table_number].carved
             assert carved is not None
-            marks = carved.marks[column]
             spared = self._spared(window, following, table_number)
-            listed = device.empty(marks.shape, marks.dtype)
-            device.launch("list", lambda listed=listed, marks=marks: listed.copy_(marks), reads=[marks], writes=[listed])
+            lists[table_number, column] = _marks.take(device, carved.marks[column], spared)
             if spared is not None:
-                device.launch(
-                    "spare",
-                    lambda listed=listed, at=spared: listed.index_fill_(0, at, 0),
-                    reads=[spared, listed],
-                    writes=[listed],
-                )
                 device.keep(spared, self._stream)
-            device.launch("clear", lambda listed=listed, marks=marks: marks.sub_(listed), reads=[listed, marks], writes=[marks])
-            lists[table_number, column] = listed
         if following is None:
             window.marked.clear()
         return lists
@@ -244,12 +227,7 @@ class Consumer:
         waiting = 0
         for job in self._run.jobs:
             for marks in job.lists.values() if job.lists is not None else ():
-                job_rows = self._device.empty((1,), torch.int64)
-                self._device.launch(
-                    "count", lambda out=job_rows, marks=marks: out.copy_(marks.sum()), reads=[marks], writes=[job_rows]
-                )
-                self._device.record(self._device.current()).synchronize()
-                waiting += int(job_rows.item())
+                waiting += _marks.count(self._device, marks)
         return waiting
 
     def settle(self) -> None:

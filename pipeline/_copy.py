@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+import itertools
+import queue
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, final
 
 import numpy as np
@@ -15,12 +18,11 @@ from rowferry.stores._device_contract import Device, Event
 from rowferry.stores._rows import split_sorted
 
 from ._engine import Host, Task
-from ._movers import DrainList, as_ints
+from ._movers import DrainList, pick_rows
 from ._staging import typed
 
-PIECE_BYTES = 8 << 20  # pinned pieces this small stay in the cache between the host's gather and the copy engine
+PIECE_BYTES = 4 << 20  # pinned pieces this small stay in the cache between the host's gather and the copy engine
 CHUNKED_PIECE_BYTES = 64 << 20  # chunks are decoded once a call, so calls are long
-RING = 4
 
 
 @final
@@ -38,54 +40,60 @@ class Copy:
         self._threads = threads
         chunked = store.chunk_rows > 1
         self._piece_rows = max((CHUNKED_PIECE_BYTES if chunked else PIECE_BYTES) // max(store.row_nbytes, 1), 1)
-        self._rings = {"fetch": _Ring(device), "drain": _Ring(device)}
+        self._rings = {"fetch": _Ring(device, threads + 2), "drain": _Ring(device, threads + 2)}
 
     def fetch(self, stream: Any, out: Tensor, rows: Tensor, host_rows: NDArray[np.int64] | None) -> Task:
         del rows
         assert host_rows is not None
-        if not self._device.asynchronous:
-            for start, stop in self._pieces(host_rows):
-                self._gather(host_rows[start:stop], out[start:stop])
-                yield _at_once
-            return
-        ring = self._rings["fetch"]
-        for start, stop in self._pieces(host_rows):
-            slot = ring.next()
-            if slot.event is not None:
-                yield slot.event
-            piece = typed(slot.memory((stop - start) * self._store.row_nbytes), out.dtype, (stop - start, *out.shape[1:]))
-            self._device.host_writes(piece)
-            self._gather(host_rows[start:stop], piece)
-            with self._device.use(stream):
-                self._device.copy(out[start:stop], piece)
-                slot.event = self._device.record(stream)
-            yield _at_once
+        device, store, ring = self._device, self._store, self._rings["fetch"]
+
+        def bring(span: tuple[int, int]) -> None:
+            start, stop = span
+            if not device.asynchronous:
+                store._gather(host_rows[start:stop], out[start:stop])
+                return
+            with ring.lent() as slot:
+                piece = slot.piece(out[start:stop])
+                device.host_writes(piece)
+                store._gather(host_rows[start:stop], piece)
+                with device.use(stream):
+                    device.copy(out[start:stop], piece)
+                    slot.event = device.record(stream)
+
+        yield from self._spread(bring, host_rows)
 
     def drain(self, stream: Any, listed: DrainList) -> Generator[Any, None, tuple[int | None, Event | None]]:
-        device, ring = self._device, self._rings["drain"]
+        device, store, ring = self._device, self._store, self._rings["drain"]
         places, rows, total = yield from self._compact(stream, listed)
-        if not total:
-            return 0, None
-        for start, stop in self._pieces(rows):
-            slot = ring.next()
-            count = stop - start
-            piece = typed(slot.memory(count * self._store.row_nbytes), listed.column.dtype, (count, *listed.column.shape[1:]))
-            with device.use(stream):
-                chosen = device.empty(piece.shape, piece.dtype)
-                at = places[start:stop]
-                device.launch(
-                    "pick",
-                    lambda at=at, chosen=chosen: torch.index_select(as_ints(listed.column), 0, at, out=as_ints(chosen)),
-                    reads=[listed.column, at],
-                    writes=[chosen],
-                )
-                device.copy(piece, chosen)
-                event = device.record(stream)
-            yield event
-            device.host_reads(piece)
-            self._store._scatter(rows[start:stop], piece)
-            yield _at_once
+
+        def send(span: tuple[int, int]) -> None:
+            start, stop = span
+            with ring.lent() as slot:
+                with device.use(stream):
+                    chosen = device.empty((stop - start, *listed.column.shape[1:]), listed.column.dtype)
+                    pick_rows(device, "pick", listed.column, places[start:stop], out=chosen)
+                    piece = slot.piece(chosen)
+                    device.copy(piece, chosen)
+                    event = device.record(stream)
+                event.synchronize()
+                device.host_reads(piece)
+                store._scatter(rows[start:stop], piece)
+
+        yield from self._spread(send, rows)
         return total, None
+
+    def _spread(self, move: Callable[[tuple[int, int]], None], rows: NDArray[np.int64]) -> Task:
+        """``move`` every piece of ascending ``rows``, side by side where a piece is no chunk's business but its own.
+
+        A thread takes a whole piece, because that is one long call; several threads on a piece would spend their time
+        handing the GIL around.
+        """
+        assert self._host is not None
+        together = self._threads if self._store.chunk_rows == 1 else 1
+        pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
+        while some := list(itertools.islice(pieces, 4 * together)):
+            self._host.spread(move, some) if together > 1 else [move(piece) for piece in some]
+            yield _at_once  # lets shutdown in, and a simulated scheduler
 
     def bind(self, host: Host) -> None:
         self._host = host
@@ -97,7 +105,7 @@ class Copy:
         """Places and rows of the marked rows, rows ascending; the rows on the host."""
         device = self._device
         size = listed.marks.numel()
-        numbers = self._rings["drain"].small(8 * (size + 1))
+        numbers = self._rings["drain"].numbers.memory(8 * (size + 1))
         total_host = typed(numbers, torch.int64, (1,))
         with device.use(stream):
             number = device.empty((size,), torch.int64)
@@ -129,19 +137,6 @@ class Copy:
         device.host_reads(rows_host)
         return places[:total], rows_host.numpy().copy(), total
 
-    def _pieces(self, rows: NDArray[np.int64]) -> list[tuple[int, int]]:
-        return list(split_sorted(rows, self._piece_rows, self._store.chunk_rows))
-
-    def _gather(self, rows: NDArray[np.int64], out: Tensor) -> None:
-        """One piece, by several threads where its rows are independent."""
-        parts = self._threads if self._store.chunk_rows == 1 and len(rows) >= 64 * self._threads else 1
-        edges = np.linspace(0, len(rows), parts + 1).astype(int).tolist()
-        assert self._host is not None
-        self._host.spread(
-            lambda span: self._store._gather(rows[span[0] : span[1]], out[span[0] : span[1]]),
-            zip(edges, edges[1:], strict=False),
-        )
-
 
 def _compact(listed: DrainList, number: Tensor, total: int, places: Tensor, rows: Tensor) -> None:
     at = torch.where(listed.marks[listed.places] > 0, number - 1, total)  # unmarked rows go to the spare last place
@@ -156,36 +151,52 @@ def _at_once() -> bool:
 
 @final
 class _RingSlot:
-    def __init__(self, ring: _Ring) -> None:
-        self._ring = ring
+    """One pinned piece. ``event``: the copy out of it has passed."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
         self._memory: Tensor | None = None
         self.event: Event | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self._memory.numel() if self._memory is not None else 0
+
     def memory(self, nbytes: int) -> Tensor:
-        """At least ``nbytes`` pinned bytes. After the slot's event has passed on the host."""
-        if self._memory is None or self._memory.numel() < nbytes:
-            self._memory = self._ring.allocate(1 << max(nbytes - 1, 4095).bit_length())
+        """At least ``nbytes`` pinned bytes. Only after ``event`` has passed on the host."""
+        if self.nbytes < nbytes:
+            self._memory = self._device.pinned(1 << max(nbytes - 1, 4095).bit_length())
+        assert self._memory is not None
         return self._memory
+
+    def piece(self, like: Tensor) -> Tensor:
+        """Pinned memory of the shape and dtype of ``like``."""
+        return typed(self.memory(like.numel() * like.element_size()), like.dtype, tuple(like.shape))
 
 
 @final
 class _Ring:
-    """A few pinned pieces, used one after the other by one thread."""
+    """A few pinned pieces, lent to the threads that gather, oldest first. Any thread."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._slots = [_RingSlot(self) for _ in range(RING)]
-        self._numbers = _RingSlot(self)
-        self._at = 0
-        self.nbytes = 0
+    def __init__(self, device: Device, size: int) -> None:
+        self._slots = [_RingSlot(device) for _ in range(size)]
+        self._idle: queue.SimpleQueue[_RingSlot] = queue.SimpleQueue()
+        for slot in self._slots:
+            self._idle.put(slot)
+        self.numbers = _RingSlot(device)
 
-    def next(self) -> _RingSlot:
-        self._at = (self._at + 1) % RING
-        return self._slots[self._at]
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[_RingSlot]:
+        """A piece that nothing uses any more; blocks until there is one."""
+        slot = self._idle.get()
+        try:
+            if slot.event is not None:
+                slot.event.synchronize()
+                slot.event = None
+            yield slot
+        finally:
+            self._idle.put(slot)
 
-    def small(self, nbytes: int) -> Tensor:
-        return self._numbers.memory(nbytes)
-
-    def allocate(self, nbytes: int) -> Tensor:
-        self.nbytes += nbytes
-        return self._device.pinned(nbytes)
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + sum(slot.nbytes for slot in self._slots)

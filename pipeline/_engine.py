@@ -31,11 +31,13 @@ Task = Generator[Predicate | Event, None, None]
 class Host(Protocol):
     """Runs tasks and lets the consumer wait for them. See the module's guarantees."""
 
-    lock: AbstractContextManager[Any]
-    """Guards the state that tasks and consumer share. Held for decisions, never while acting."""
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Guards the state that tasks and consumer share. Held for decisions, never while acting."""
 
-    inline: bool
-    """Whether tasks run only while the consumer waits."""
+    @property
+    def inline(self) -> bool:
+        """Whether tasks run only while the consumer waits."""
 
     def start(self, name: str, task: Task, on_escape: Callable[[BaseException], None]) -> None:
         """Run ``task`` until it returns."""
@@ -127,18 +129,21 @@ class Threads:
     def _drive(self, task: Task, on_escape: Callable[[BaseException], None]) -> None:
         try:
             for condition in task:
-                if callable(condition):
-                    with self.lock:
-                        self.lock.wait_for(lambda ready=condition: self._stopping or ready())  # type: ignore[misc]
-                        if self._stopping and not condition():
-                            break
-                else:
+                if not callable(condition):
                     condition.synchronize()
+                elif not self._came_true(condition):
+                    break
         except BaseException as error:
             on_escape(error)
         finally:
             task.close()
             self.notify()
+
+    def _came_true(self, condition: Predicate) -> bool:
+        """Wait for ``condition``; False when the host stops while it is still false."""
+        with self.lock:
+            self.lock.wait_for(lambda: self._stopping or condition())
+            return not self._stopping or condition()
 
     def _help(self) -> None:
         while (part := self._parts.get()) is not None:

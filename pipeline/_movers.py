@@ -74,6 +74,16 @@ def as_ints(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype.itemsize == 16 else tensor.view(_INTS[tensor.dtype.itemsize])
 
 
+def pick_rows(device: Device, name: str, column: Tensor, places: Tensor, *, out: Tensor) -> None:
+    """Launch ``out = column[places]``, bit for bit, as ``name`` on the current stream."""
+    device.launch(
+        name,
+        lambda: torch.index_select(as_ints(column), 0, places, out=as_ints(out)),
+        reads=[column, places],
+        writes=[out],
+    )
+
+
 @dataclass(frozen=True)
 class DrainList:
     """Rows of one column that go to the store.

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rowferry.stores._device_contract import Device
+
 from ._flight import Failure, Request, TableWindow, Window
 from ._run import Run
 from ._staging import typed
@@ -131,8 +133,8 @@ class _Counting:
         self._position = position
         self.table = run.parts.source.tables[position]
         self.ends = np.cumsum([request.asked[position].count for request in requests]).tolist()
-        self._older = [(window.number, window.tables[position].layout) for window in older]
-        self._older = [(source, layout) for source, layout in self._older if layout is not None]
+        layouts = [(window.number, window.tables[position].layout) for window in older]
+        self._older = [(source, layout) for source, layout in layouts if layout is not None]
         self._counts: Any = None
         self.host_rows: Tensor | None = None
         self._host_buffer: Tensor | None = None
@@ -269,12 +271,15 @@ class _Counting:
                     device.copy(out, staged[filled : filled + asked.count])
                 filled += asked.count
             elif asked.device is not None:
-                rows = asked.device
-                device.launch("ids", lambda out=out, rows=rows: out.copy_(rows), reads=[rows], writes=[out])
+                _copy_ids(device, out, asked.device)
             start += asked.count
         if total == self._ids.numel():
             device.copy(self._ids, staged)
         pool.give(buffer, device.record(self._stream))
+
+
+def _copy_ids(device: Device, out: Tensor, rows: Tensor) -> None:
+    device.launch("ids", lambda: out.copy_(rows), reads=[rows], writes=[out])
 
 
 def _tensors(olders: Sequence[Older]) -> list[Tensor]:

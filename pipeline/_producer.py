@@ -5,13 +5,12 @@ The plan of window w is made while w - 1 is being fetched: on a stream of its ow
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
-import torch
-
+from . import _marks
 from ._engine import Task
 from ._flight import Failure, TableWindow, Window
-from ._movers import as_ints
+from ._movers import pick_rows
 from ._planner import Growth, plan_window
 from ._run import DrainJob, Run
 
@@ -37,7 +36,7 @@ def produce(run: Run) -> Task:
             run.windows[number] = window
             run.slots.plan(number, window.source_windows)
         with run.parts.counters.phase("slot"):
-            yield lambda number=number: run.closing or run.slots.may_claim(number)  # type: ignore[misc]
+            yield run.may_claim(number)
         if run.closing:
             return
         try:
@@ -71,7 +70,7 @@ def _fill(run: Run, window: Window) -> Task:
         for table, part in zip(window.tables, carved, strict=True):
             table.carved = part
             for marks in part.marks if table.distinct else ():
-                device.launch("clear", lambda marks=marks: marks.zero_(), writes=[marks])
+                _marks.clear(device, marks)
     if before is not None and settings.fetch:
         for event in before.landed if _reads_on_host(run) else ():
             yield event  # host threads read the rows that a kernel wrote
@@ -115,19 +114,11 @@ def carry(run: Run, window: Window) -> None:
             assert older is not None
             assert table.carved is not None
             for column, out in zip(older.columns, table.carved.columns, strict=True):
-                target = out[start:stop]
-                run.parts.device.launch(
-                    "carry",
-                    lambda column=column, places=places, target=target: torch.index_select(
-                        as_ints(column), 0, places, out=as_ints(target)
-                    ),
-                    reads=[column, places],
-                    writes=[target],
-                )
+                pick_rows(run.parts.device, "carry", column, places, out=out[start:stop])
             run.parts.counters.carried(stop - start)
 
 
-def _carried(table: TableWindow) -> list[Any]:
+def _carried(table: TableWindow) -> list[Tensor]:
     """The places to carry from, a tensor a source that has any."""
     return [places for places in table.layout.carried if places.numel()] if table.layout else []
 

@@ -122,6 +122,10 @@ class Run:
         ahead = 0 if self.parts.settings.inline else self.parts.settings.depth + 1
         return lambda: number <= self.wanted + ahead or self.closing
 
+    def may_claim(self, number: int) -> Predicate:
+        """True when window ``number`` may take its slot over, or nothing will."""
+        return lambda: self.closing or self.slots.may_claim(number)
+
     def escaped(self, error: BaseException) -> None:
         """A task died of a bug: whoever waits gets the error."""
         with self.host.lock:

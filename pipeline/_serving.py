@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rowferry.stores._casts import cast
 from torch import Tensor
 
+from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
+from . import _marks
 from ._containers import map_leaves
 from ._flight import Request, TableWindow, Window
 from ._movers import as_ints
@@ -96,19 +97,9 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         assert part.layout is not None
         assert part.layout.batch_places is not None
         assert part.carved is not None
-        target, marks = part.carved.columns[column], part.carved.marks[column]
         places, rows = part.layout.batch_places[start:stop], rows.detach()
-        device.launch(
-            "write",
-            lambda target=target, places=places, rows=rows: as_ints(target).index_copy_(
-                0, places, as_ints(cast(rows, target.dtype))
-            ),
-            reads=[rows, places, target],
-            writes=[target],
-        )
-        device.launch(
-            "mark", lambda marks=marks, places=places: marks.index_fill_(0, places, 1), reads=[places, marks], writes=[marks]
-        )
+        _put(device, part.carved.columns[column], places, rows)
+        _marks.mark(device, part.carved.marks[column], places)
         device.keep(rows, stream)
         window.marked.add((table, column))
 
@@ -137,6 +128,16 @@ def _serve_distinct(run: Run, taken: Taken, part: TableWindow, shape: tuple[int,
         taken.rows.append(_rows_at(device, layout.rows, places))
     fetched = places if run.parts.settings.fetch else None
     taken.columns.append([_pick(device, source, fetched, last - first, source.dtype, exact=False) for source in _columns(part)])
+
+
+def _put(device: Device, target: Tensor, places: Tensor, rows: Tensor) -> None:
+    """``target[places] = rows``, rounded to ``target``'s dtype."""
+    device.launch(
+        "write",
+        lambda: as_ints(target).index_copy_(0, places, as_ints(cast(rows, target.dtype))),
+        reads=[rows, places, target],
+        writes=[target],
+    )
 
 
 def _columns(part: TableWindow) -> tuple[Tensor, ...]:

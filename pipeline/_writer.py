@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from . import _marks
 from ._engine import Task
 from ._flight import Window
 from ._movers import DrainList
@@ -78,9 +79,5 @@ def _list_what_is_left(run: Run, window: Window) -> dict[tuple[int, int], Tensor
         for table_number, column_number in sorted(window.marked):
             carved = window.tables[table_number].carved
             assert carved is not None
-            marks = carved.marks[column_number]
-            listed = device.empty(marks.shape, marks.dtype)
-            device.launch("list", lambda listed=listed, marks=marks: listed.copy_(marks), reads=[marks], writes=[listed])
-            device.launch("clear", lambda marks=marks: marks.zero_(), writes=[marks])
-            lists[table_number, column_number] = listed
+            lists[table_number, column_number] = _marks.take(device, carved.marks[column_number])
     return lists

@@ -17,12 +17,12 @@ from . import _assembly, _claims
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, Windowed, first_here
 from ._local import LocalConsumer
+from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
 from ._sampling import make_source as make_batches
 from ._serving import Taken
 from ._source import make_source
-from ._staging import Arenas, PinnedPool, default_staging
 from ._stats import Counters, Stats
 
 logger = logging.getLogger("rowferry")
@@ -102,50 +102,26 @@ class Pipeline:
             raise ValueError("several tables have row numbers of their own, so index= needs a batch_sampler that yields items")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
-        self._seed = seed
         self._device: Device = _assembly.resolve_device_object(device)
         self._counters = Counters()
         self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host
-        self._claim: _claims.Claim | None = None
-        if writable:
-            self._claim = _claims.claim(self, self._source.stores)
-        self._parts = (
-            None if all(name == "local" for name in self._movers) else self._make_parts(mover, staging_bytes, batch_size)
-        )
+        self._claim = _claims.claim(self, self._source.stores) if writable else None
+        self._parts: Parts | None = None
+        if any(name != "local" for name in self._movers):
+            self._parts = _assembly.make_parts(
+                self._source,
+                self._settings,
+                self._device,
+                self._counters,
+                mover=mover,
+                staging_bytes=staging_bytes,
+                batch_size=batch_size,
+                threads=self._threads,
+            )
         self._live: weakref.ref[Epoch] | None = None
-        self._epoch = 0
-        self._position = 0
-        self._skip = 0
-        self._sampler_state: Any = None
-        self._begun = False
-        self._dirty = False
+        self._progress = Progress(seed)
         logger.info("%s", self)
-
-    def _make_parts(self, mover: str, staging_bytes: int | None, batch_size: int | None) -> Parts:
-        total = default_staging(self._device) if staging_bytes is None else staging_bytes
-        if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
-            raise ValueError(f"staging_bytes is {staging_bytes!r}; it must be a positive number of bytes or None")
-        arenas = Arenas(self._device, self._source, depth=self._settings.depth, total=total, writable=self._settings.writable)
-        if batch_size is not None and isinstance(batch_size, int):
-            needed = arenas.needed([min(batch_size, table.rows) for table in self._source.tables])
-            if needed > arenas.slot_bytes:
-                raise ValueError(
-                    f"a batch of {batch_size} rows takes {needed} bytes and a slot has {arenas.slot_bytes}; pass "
-                    f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
-                )
-        streams = _assembly.make_streams(self._device)
-        return Parts(
-            self._source,
-            self._settings,
-            self._device,
-            streams,
-            arenas,
-            PinnedPool(self._device),
-            _assembly.make_movers(mover, self._source, self._device, self._threads),
-            self._counters,
-            self._pid,
-        )
 
     def _make_host(self) -> Host:
         return Inline() if self._settings.inline else Threads(self._device, self._threads)
@@ -156,14 +132,11 @@ class Pipeline:
         """Begin the next epoch; a live one ends first, after its writes have landed."""
         self._require_usable()
         self._end_live()
-        if self._begun:  # left by a break: the next iter() is the next epoch
-            self._ended()
+        epoch, skip, state = self._progress.next_epoch()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)
-        epoch, skip, state = self._epoch, self._skip, self._sampler_state
         items = self._batches.epoch(epoch, skip, state)
-        self._position, self._begun = skip, True
-        self._skip, self._sampler_state = 0, state if skip else None
+        self._progress.begin()
         if not self._settings.inline:
             items = first_here(items)
         pool = self._parts.pool if self._parts is not None else None
@@ -180,7 +153,14 @@ class Pipeline:
             )
         else:
             server = Windowed(self._parts, self._new_host(), requests)
-        live = Epoch(server, self._source, self._counters, on_batch=self._served, on_write=self._wrote, on_end=self._ended)
+        live = Epoch(
+            server,
+            self._source,
+            self._counters,
+            on_batch=self._served,
+            on_write=self._progress.wrote,
+            on_end=self._progress.end,
+        )
         self._live = weakref.ref(live)
         return live
 
@@ -192,18 +172,10 @@ class Pipeline:
         """The number of the next epoch: with ``shuffle`` its order, else what ``sampler.set_epoch`` is called with."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
             raise ValueError(f"epoch is {epoch!r}; it must be an integer from 0")
-        self._epoch, self._position, self._skip, self._sampler_state, self._begun = epoch, 0, 0, None, False
+        self._progress.move_to(epoch)
 
-    def _served(self, taken: Taken) -> None:
-        self._position = taken.request.number + 1
-        self._sampler_state = taken.request.state
-
-    def _wrote(self) -> None:
-        self._dirty = True
-
-    def _ended(self) -> None:
-        self._epoch += 1
-        self._position, self._sampler_state, self._begun = 0, None, False
+    def _served(self, taken: Taken) -> None:  # a method, by which a live epoch keeps its pipeline, and so its claim
+        self._progress.served(taken.request.number, taken.request.state)
 
     def _end_live(self, timeout: float | None = None) -> None:
         live = self._live() if self._live is not None else None
@@ -219,17 +191,7 @@ class Pipeline:
         Raises:
             RuntimeError: rows were written back and ``flush()`` has not returned since.
         """
-        if self._dirty:
-            raise RuntimeError(
-                "rows were written back after the last flush(); call flush() first, so that state and stores agree"
-            )
-        return {
-            "version": 1,
-            "seed": self._seed,
-            "epoch": self._epoch,
-            "position": self._position,
-            "sampler": self._sampler_state,
-        }
+        return self._progress.save()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next ``iter()`` continues at the saved batch, in the saved order, under any depth or lookahead.
@@ -237,15 +199,9 @@ class Pipeline:
         Raises:
             ValueError: saved under another version or seed.
         """
-        if state.get("version") != 1:
-            raise ValueError(f"state of version {state.get('version')!r}; this rowferry reads version 1")
-        if state["seed"] != self._seed:
-            raise ValueError(
-                f"the state was saved under seed={state['seed']}, this pipeline has seed={self._seed}; pass the saved one"
-            )
+        self._progress.require_loadable(state)
         self._end_live()
-        self._epoch, self._position, self._skip = state["epoch"], state["position"], state["position"]
-        self._sampler_state, self._begun = state["sampler"], False
+        self._progress.load(state)
 
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
@@ -276,7 +232,7 @@ class Pipeline:
         for store in self._source.stores:
             if store.writable:
                 store.flush(sync)
-        self._dirty = False
+        self._progress.flushed()
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
@@ -299,11 +255,14 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        what = ", ".join(f"{column.label} ({column.store.shape[0]:,} rows of {column.store.row_nbytes:,} bytes)"
-                         for table in self._source.tables for column in table.columns)  # fmt: skip
+        columns = [column for table in self._source.tables for column in table.columns]
+        what = ", ".join(
+            f"{column.label} ({len(column.store):,} rows of {column.store.row_nbytes:,} bytes)" for column in columns
+        )
         way = "read, changed and written back" if self._settings.writable else "read"
-        state = "closed" if self._closed else f"epoch {self._epoch}, batch {self._position}"
-        return f"<Pipeline: {what} {way} on {self._device.torch} by {', '.join(dict.fromkeys(self._movers))}; {state}; {self.stats().verdict}>"
+        movers = ", ".join(dict.fromkeys(self._movers))
+        state = "closed" if self._closed else f"epoch {self._progress.epoch}, batch {self._progress.batch}"
+        return f"<Pipeline: {what} {way} on {self._device.torch} by {movers}; {state}; {self.stats().verdict}>"
 
     def _require_usable(self) -> None:
         if os.getpid() != self._pid:

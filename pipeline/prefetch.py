@@ -78,7 +78,8 @@ class Prefetcher(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Passed on to the iterable, or to its sampler, when it has one."""
-        for owner in (self._iterable, getattr(self._iterable, "sampler", None)):
+        owners: tuple[Any, ...] = (self._iterable, getattr(self._iterable, "sampler", None))
+        for owner in owners:
             if hasattr(owner, "set_epoch"):
                 owner.set_epoch(epoch)
 
@@ -102,9 +103,7 @@ class _State:
 
 @final
 class _Items(Iterator[T]):
-    def __init__(
-        self, iterable: Iterable[T], device: Device, dtype: torch.dtype | None, depth: int, pool: PinnedPool
-    ) -> None:
+    def __init__(self, iterable: Iterable[T], device: Device, dtype: torch.dtype | None, depth: int, pool: PinnedPool) -> None:
         self._device = device
         self._pid = os.getpid()
         host = Threads(device, 1)
@@ -227,5 +226,3 @@ def _stop(state: _State) -> None:
         state.closing = True
         state.ready.clear()
     state.host.stop(STOP_SECONDS)
-
-

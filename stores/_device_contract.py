@@ -21,6 +21,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
+from torch import dtype as Dtype  # a device has an attribute "torch", which hides the module in annotations
 
 
 @runtime_checkable
@@ -64,27 +66,25 @@ class Device(Protocol):
     def wait(self, stream: Any, event: Event) -> None:
         """What is launched on ``stream`` from now on runs after ``event``. Never blocks the host."""
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], dtype: Dtype) -> Tensor:
         """Uninitialised device memory, allocated on the current stream."""
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pinned(self, nbytes: int) -> Tensor:
         """Page-locked host bytes (uint8, 1-d) that the caller owns; ordinary memory where there is no CUDA."""
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+    def keep(self, tensor: Tensor, stream: Any) -> None:
         """``tensor``'s memory is not used again before the work on ``stream`` up to its death has passed."""
 
-    def launch(
-        self, name: str, fn: Callable[[], Any], *, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def launch(self, name: str, fn: Callable[[], Any], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         """Run ``fn`` on the current stream. ``fn`` works on tensors that exist already and returns nothing."""
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, out: Tensor, source: Tensor) -> None:
         """Bytes of ``source`` to ``out`` on the current stream, either of them in pinned host memory. Same shape and dtype."""
 
-    def host_reads(self, tensor: torch.Tensor) -> None:
+    def host_reads(self, tensor: Tensor) -> None:
         """The calling thread is about to read ``tensor``, pinned memory of this device. Only the simulated one cares."""
 
-    def host_writes(self, tensor: torch.Tensor) -> None:
+    def host_writes(self, tensor: Tensor) -> None:
         """The calling thread is about to write ``tensor``, pinned memory of this device. Only the simulated one cares."""
 
     def free_bytes(self) -> int:

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any, final
 
 import torch
+from torch import Tensor
+from torch import dtype as Dtype  # a device has an attribute "torch", which hides the module in annotations
 
 from ._device_contract import Device
 
@@ -34,7 +36,9 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
     if wanted.type != "cuda":
         raise ValueError(f"device {wanted} is not supported; use 'cpu' or 'cuda'")
     if not torch.cuda.is_available():
-        raise ValueError(f"device {wanted} was asked for, but torch sees no CUDA device; 'rowferry doctor' tells what is missing")
+        raise ValueError(
+            f"device {wanted} was asked for, but torch sees no CUDA device; 'rowferry doctor' tells what is missing"
+        )
     index = torch.cuda.current_device() if wanted.index is None else wanted.index
     if index >= torch.cuda.device_count():
         raise ValueError(f"device {wanted} was asked for; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
@@ -101,29 +105,27 @@ class CpuDevice:
     def wait(self, stream: Any, event: Any) -> None:
         del stream, event
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], dtype: Dtype) -> Tensor:
         with torch.inference_mode(False):
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pinned(self, nbytes: int) -> Tensor:
         return self.empty((nbytes,), torch.uint8)
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+    def keep(self, tensor: Tensor, stream: Any) -> None:
         del tensor, stream
 
-    def launch(
-        self, name: str, fn: Callable[[], Any], *, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def launch(self, name: str, fn: Callable[[], Any], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         del name, reads, writes
         fn()
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, out: Tensor, source: Tensor) -> None:
         out.copy_(source)
 
-    def host_reads(self, tensor: torch.Tensor) -> None:
+    def host_reads(self, tensor: Tensor) -> None:
         del tensor
 
-    def host_writes(self, tensor: torch.Tensor) -> None:
+    def host_writes(self, tensor: Tensor) -> None:
         del tensor
 
     def free_bytes(self) -> int:
@@ -170,31 +172,29 @@ class CudaDevice:
         if event is not PASSED:
             stream.wait_event(event)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: Sequence[int], dtype: Dtype) -> Tensor:
         with torch.inference_mode(False):
             return torch.empty(tuple(shape), dtype=dtype, device=self.torch)
 
-    def pinned(self, nbytes: int) -> torch.Tensor:
+    def pinned(self, nbytes: int) -> Tensor:
         from ._pinning import pinned_bytes  # page-locking is built on this file's resolve_device
 
         return pinned_bytes(nbytes)
 
-    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
+    def keep(self, tensor: Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
 
-    def launch(
-        self, name: str, fn: Callable[[], Any], *, reads: Sequence[torch.Tensor] = (), writes: Sequence[torch.Tensor] = ()
-    ) -> None:
+    def launch(self, name: str, fn: Callable[[], Any], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         del name, reads, writes
         fn()
 
-    def copy(self, out: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, out: Tensor, source: Tensor) -> None:
         out.copy_(source, non_blocking=True)
 
-    def host_reads(self, tensor: torch.Tensor) -> None:
+    def host_reads(self, tensor: Tensor) -> None:
         del tensor
 
-    def host_writes(self, tensor: torch.Tensor) -> None:
+    def host_writes(self, tensor: Tensor) -> None:
         del tensor
 
     def free_bytes(self) -> int:

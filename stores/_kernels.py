@@ -1,89 +1,24 @@
 """CUDA kernels that move rows, and their launch. The only file that imports CuPy at run time, and only when asked.
 
-Kernels are CUDA C++ compiled by NVRTC on first use (CuPy caches the result), so one pure wheel serves every torch.
+Kernels are CUDA C++ (``_kernel_sources.py``) compiled by NVRTC on first use (CuPy caches the result), so one pure wheel
+serves every torch.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-from typing import Any, Literal, final
+import math
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-THREADS = 512
+from ._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
+
 BLOCKS = 8  # saturate the bus for rows of 512 bytes and more, and leave the other multiprocessors to the training step
-
-# A group of lanes copies one row; several rows are in flight in each group, because the bus answers in microseconds.
-# A row's offset is 64 bits wide: row number and row size are multiplied as long long.
-ROWS_SOURCE = r"""
-template <int BYTES> struct Vector;
-template <> struct Vector<1> { typedef unsigned char type; };
-template <> struct Vector<2> { typedef unsigned short type; };
-template <> struct Vector<4> { typedef unsigned int type; };
-template <> struct Vector<8> { typedef uint2 type; };
-template <> struct Vector<16> { typedef uint4 type; };
-
-// lanes: threads of a group, a power of two up to 32. width: vectors of a row.
-template <int BYTES, typename Index, bool SCATTER>
-__device__ __forceinline__ void move_rows(const char* __restrict__ source, char* __restrict__ target,
-                                          const Index* __restrict__ rows, const long long* __restrict__ places,
-                                          const unsigned char* __restrict__ marks, long long count, long long width,
-                                          int lanes) {
-    typedef typename Vector<BYTES>::type V;
-    const int IN_FLIGHT = 8;
-    const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    const long long group = thread / lanes;
-    const long long groups = (long long)gridDim.x * blockDim.x / lanes;
-    const int lane = (int)(thread % lanes);
-    for (long long first = group; first < count; first += groups * IN_FLIGHT) {
-        const V* from[IN_FLIGHT];
-        V* to[IN_FLIGHT];
-        #pragma unroll
-        for (int k = 0; k < IN_FLIGHT; ++k) {
-            const long long at = first + k * groups;
-            bool wanted = at < count && (marks == nullptr || marks[at] != 0);
-            long long row = 0, place = 0;
-            if (wanted) {
-                row = (long long)rows[at];
-                place = places == nullptr ? at : places[at];
-            }
-            from[k] = reinterpret_cast<const V*>(source) + (SCATTER ? place : row) * width;
-            to[k] = wanted ? reinterpret_cast<V*>(target) + (SCATTER ? row : place) * width : nullptr;
-        }
-        for (long long column = lane; column < width; column += lanes) {
-            V value[IN_FLIGHT];
-            #pragma unroll
-            for (int k = 0; k < IN_FLIGHT; ++k)
-                if (to[k] != nullptr) value[k] = from[k][column];
-            #pragma unroll
-            for (int k = 0; k < IN_FLIGHT; ++k)
-                if (to[k] != nullptr) to[k][column] = value[k];
-        }
-    }
-}
-
-#define MOVER(NAME, BYTES, INDEX, SCATTER)                                                                        \
-    extern "C" __global__ void __launch_bounds__(512)                                                             \
-    NAME(const char* source, char* target, const INDEX* rows, const long long* places,                            \
-         const unsigned char* marks, long long count, long long width, int lanes) {                               \
-        move_rows<BYTES, INDEX, SCATTER>(source, target, rows, places, marks, count, width, lanes);               \
-    }
-#define MOVERS(BYTES)                                  \
-    MOVER(gather_##BYTES##_int32, BYTES, int, false)         \
-    MOVER(gather_##BYTES##_int64, BYTES, long long, false)   \
-    MOVER(scatter_##BYTES##_int32, BYTES, int, true)         \
-    MOVER(scatter_##BYTES##_int64, BYTES, long long, true)
-MOVERS(1)
-MOVERS(2)
-MOVERS(4)
-MOVERS(8)
-MOVERS(16)
-"""
-
-SOURCES = {"rows": ROWS_SOURCE}
-OPTIONS = ("--std=c++17",)
+_INDEX_NAMES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def available(device: torch.device) -> bool:
@@ -108,34 +43,56 @@ def why_unavailable() -> str:
     return ""
 
 
+def cupy_over(tensor: Tensor, dtype: np.dtype[Any]) -> Any:
+    """A CuPy array of ``dtype`` over page-locked host memory, no copy; it keeps the memory alive.
+
+    Kernels on the current device read and write it over the bus.
+
+    Raises:
+        RuntimeError: there is no CUDA device. ImportError: CuPy is missing or does not work; the message names the extra.
+    """
+    if not torch.cuda.is_available():
+        raise RuntimeError("a CuPy array needs a CUDA device and torch sees none; use numpy() or torch() here")
+    _require_cupy()
+    import cupy
+
+    if not tensor.nbytes:
+        return cupy.empty(tuple(tensor.shape), dtype)
+    # The device is named, else CuPy takes the one that locked the memory and warns of every other.
+    memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor, torch.cuda.current_device())
+    return cupy.ndarray(tuple(tensor.shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
 @final
 class RowKernels:
     """Row copies on one CUDA device, on torch's current stream. Any thread.
 
-    Compiled and loaded at construction, so that no batch waits for a compiler.
+    Compiled, loaded and run once at construction, so that no batch waits for a compiler; then cached for the device.
+    Nothing is allocated and the host never waits. Tensors must stay alive until the stream has passed the launch.
 
     Raises:
         ImportError: CuPy is missing or does not work; the message names the extra.
     """
 
     def __init__(self, device: torch.device) -> None:
-        if reason := why_unavailable():
-            raise ImportError(reason)
-        self._functions = _load(device.index if device.index is not None else torch.cuda.current_device())
+        _require_cupy()
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self._module = _module(self.device.index)
 
-    def gather(
-        self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int = BLOCKS
-    ) -> None:
+    def gather(self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int = BLOCKS) -> None:
         """``out[i] = source[rows[i]]``, or ``out[places[i]]``, by bytes.
 
         Args:
             out: ``(k, *row_shape)`` on the device, contiguous.
-            source: ``(n, *row_shape)``, contiguous, in pinned host memory or on the device.
-            rows: ``(k,)`` int32 or int64 on the device, in ``[0, n)``; not checked.
-            places: int64 ``(k,)`` on the device, distinct.
-            blocks: thread blocks, of 512 threads.
+            source: ``(n, *row_shape)``, contiguous, in page-locked host memory or on the device.
+            rows: ``(k,)`` int32 or int64 on the device, in ``[0, n)``; the numbers are not checked.
+            places: int64 ``(k,)`` on the device, distinct, in ``[0, len(out))``; not checked.
+            blocks: most thread blocks, of 512 threads.
+
+        Raises:
+            TypeError: a tensor of another kind, shape, dtype or place than said here; nothing was launched.
         """
-        self._launch("gather", source, out, rows, places, None, blocks)
+        self._launch("gather", source, out, source, out, rows, places, None, blocks)
 
     def scatter(
         self,
@@ -147,38 +104,86 @@ class RowKernels:
         marks: Tensor | None = None,
         blocks: int = BLOCKS,
     ) -> None:
-        """``target[rows[i]] = values[i]``, or ``values[places[i]]``; rows are distinct.
+        """``target[rows[i]] = values[i]``, or ``values[places[i]]``; rows are distinct. Arguments as for ``gather``.
 
         Args:
-            target: ``(n, *row_shape)``, contiguous, in pinned host memory or on the device.
+            target: ``(n, *row_shape)``, contiguous, in page-locked host memory or on the device.
+            rows: ``(k,)``. Host memory holds the rows once an event after the launch has passed.
+            values: ``(k, *row_shape)``, or more rows with ``places``.
             places: int64 ``(k,)`` on the device.
-            marks: uint8 ``(k,)`` on the device; rows with a zero are left as they are.
+            marks: uint8 or bool ``(k,)`` on the device; rows with a zero are left as they are.
+            blocks: most thread blocks, of 512 threads.
+
+        Raises:
+            TypeError: as for ``gather``.
         """
-        self._launch("scatter", values, target, rows, places, marks, blocks)
+        self._launch("scatter", values, target, target, values, rows, places, marks, blocks)
 
     def _launch(
         self,
-        kind: Literal["gather", "scatter"],
+        kind: str,
         source: Tensor,
-        target: Tensor,
+        sink: Tensor,
+        table: Tensor,
+        values: Tensor,
         rows: Tensor,
         places: Tensor | None,
         marks: Tensor | None,
         blocks: int,
     ) -> None:
-        count = rows.numel()
-        row_nbytes = source[0].numel() * source.element_size() if source.shape[0] else 0
+        check_launch(self.device, table, values, rows, places, marks, blocks)
+        count = rows.shape[0]
+        row_nbytes = math.prod(table.shape[1:]) * table.itemsize
         if not count or not row_nbytes:
             return
-        vector = vector_bytes(source.data_ptr(), target.data_ptr(), row_nbytes)
-        width = row_nbytes // vector
-        lanes = min(32, 1 << (width - 1).bit_length())
-        function = self._functions[kind, vector, rows.dtype]
-        stream = torch.cuda.current_stream(rows.device).cuda_stream
-        function(stream, blocks, (
-            source.data_ptr(), target.data_ptr(), rows.data_ptr(), places.data_ptr() if places is not None else 0,
-            marks.data_ptr() if marks is not None else 0, count, width, lanes,
-        ))  # fmt: skip
+        vector = vector_bytes(source.data_ptr(), sink.data_ptr(), row_nbytes)
+        self._module.launch(
+            f"{kind}_{vector}_{_INDEX_NAMES[rows.dtype]}",
+            min(blocks, -(-count * (row_nbytes // vector) // THREADS)),
+            source.data_ptr(), sink.data_ptr(), rows.data_ptr(), 0 if places is None else places.data_ptr(),
+            0 if marks is None else marks.data_ptr(), count, row_nbytes // vector,
+        )  # fmt: skip
+
+
+def check_launch(
+    device: torch.device, table: Tensor, values: Tensor, rows: Tensor, places: Tensor | None, marks: Tensor | None, blocks: int
+) -> None:
+    """Refuse what would make a kernel touch memory that is not its own. Shapes, dtypes and places; not row numbers.
+
+    Raises:
+        TypeError: a tensor that does not fit. ValueError: fewer than one block.
+    """
+    if blocks < 1:
+        raise ValueError(f"blocks is {blocks}; a kernel needs at least one thread block")
+    if table.dtype != values.dtype or table.shape[1:] != values.shape[1:]:
+        raise TypeError(
+            f"the table has rows {tuple(table.shape[1:])} of {table.dtype}, the values {tuple(values.shape[1:])} of "
+            f"{values.dtype}; rows are moved by bytes and must be alike"
+        )
+    if not (table.is_contiguous() and values.is_contiguous()):
+        raise TypeError("the table and the values must be contiguous; pass tensor.contiguous()")
+    if values.device != device or (table.device != device and not (table.is_cpu and (table.is_pinned() or not table.nbytes))):
+        raise TypeError(
+            f"the values are on {values.device} and the table is on {table.device}; values must be on {device}, the table "
+            "there or in page-locked host memory"
+        )
+    for name, tensor, allowed in (
+        ("rows", rows, (torch.int32, torch.int64)),
+        ("places", places, (torch.int64,)),
+        ("marks", marks, (torch.uint8, torch.bool)),
+    ):
+        if tensor is None:
+            continue
+        fits = tensor.shape == rows.shape and tensor.dim() == 1 and tensor.is_contiguous()
+        if not fits or tensor.dtype not in allowed or tensor.device != device:
+            raise TypeError(
+                f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; it must be contiguous, "
+                f"({rows.numel()},), {' or '.join(map(str, allowed))}, on {device}"
+            )
+    if places is None and rows.shape[0] != values.shape[0]:
+        raise TypeError(
+            f"there are {rows.shape[0]} row numbers and {values.shape[0]} rows of values; without places they must be as many"
+        )
 
 
 def vector_bytes(*divided: int) -> int:
@@ -189,33 +194,61 @@ def vector_bytes(*divided: int) -> int:
     return combined & -combined
 
 
+def _require_cupy() -> None:
+    if reason := why_unavailable():
+        raise ImportError(reason)
+
+
 @functools.cache
-def _load(index: int) -> dict[Any, Any]:
-    """Compiled kernels of one device, as callables ``(stream pointer, blocks, arguments)``."""
+def _module(index: int) -> _Module:
+    return _Module(index)
+
+
+@final
+class _Module:
+    """All kernels of one device, loaded, and launched on torch's current stream with as little Python as can be."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._streams: dict[int, Any] = {}
+        self._functions: dict[str, Any] = {}
+        with torch.cuda.device(index):
+            import cupy
+
+            for name, source in SOURCES.items():
+                module = cupy.RawModule(code=source, options=OPTIONS)
+                self._functions |= {function: module.get_function(function) for function in FUNCTIONS[name]}
+            for function in self._functions:  # CUDA loads code at its first launch; these launches move no rows
+                self.launch(function, 1, 0, 0, 0, 0, 0, 0, 1)
+
+    def launch(self, function: str, blocks: int, *arguments: int) -> None:
+        """Pointers and 64-bit numbers, on the stream that torch has current for this device in the calling thread."""
+        if torch.cuda.current_device() != self._index:
+            with torch.cuda.device(self._index):
+                self.launch(function, blocks, *arguments)
+            return
+        pointer = torch.cuda.current_stream(self._index).cuda_stream
+        stream = self._streams.get(pointer)
+        if stream is None:
+            stream = self._streams[pointer] = _cupy_stream(pointer)
+        with stream:
+            self._functions[function]((blocks,), (THREADS,), arguments)
+
+
+def _cupy_stream(pointer: int) -> Any:
+    """CuPy's view of a stream of torch. It owns nothing: a pointer that comes again is the same view."""
     import cupy
-    import numpy as np
 
-    with cupy.cuda.Device(index):
-        module = cupy.RawModule(code=ROWS_SOURCE, options=OPTIONS)
-        functions = {}
-        for kind in ("gather", "scatter"):
-            for vector in (1, 2, 4, 8, 16):
-                for dtype, name in ((torch.int32, "int32"), (torch.int64, "int64")):
-                    functions[kind, vector, dtype] = _caller(cupy, np, module.get_function(f"{kind}_{vector}_{name}"))
-        return functions
+    if not hasattr(cupy.cuda.Stream, "from_external"):  # before CuPy 14
+        return cupy.cuda.ExternalStream(pointer)
+    return cupy.cuda.Stream.from_external(_StreamProtocol(pointer))
 
 
-def _caller(cupy: Any, np: Any, kernel: Any) -> Any:
-    def call(stream: int, blocks: int, arguments: tuple[int, ...]) -> None:
-        source, target, rows, places, marks, count, width, lanes = arguments
-        with cupy.cuda.ExternalStream(stream):
-            kernel(
-                (blocks,),
-                (THREADS,),
-                (
-                    np.uintp(source), np.uintp(target), np.uintp(rows), np.uintp(places), np.uintp(marks),
-                    np.int64(count), np.int64(width), np.int32(lanes),
-                ),
-            )  # fmt: skip
+class _StreamProtocol:
+    """What ``torch.cuda.Stream`` itself offers from torch 2.10 on."""
 
-    return call
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._pointer

@@ -103,7 +103,9 @@ class PinnedStore(Store):
         try:
             return np.asarray(self.torch().numpy())
         except TypeError as error:
-            raise TypeError(f"NumPy has no {self.dtype}, the dtype of {self.name}; use torch(), or torch().view(torch.uint8)") from error
+            raise TypeError(
+                f"NumPy has no {self.dtype}, the dtype of {self.name}; use torch(), or torch().view(torch.uint8)"
+            ) from error
 
     def cupy(self) -> Any:
         """All rows as a CuPy array over this host memory, no copy: kernels on the current device read and write it.

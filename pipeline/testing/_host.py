@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, final
 
+from rowferry.pipeline._engine import Predicate, Task
 from rowferry.stores._device_contract import Event
 from rowferry.stores.testing import SimulatedDevice
-
-from .._engine import Predicate, Task
 
 
 class Deadlock(AssertionError):

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rowferry.pipeline._assembly import make_mover
+from rowferry.pipeline._movers import Crossed
+from rowferry.pipeline.loader import Pipeline
 from rowferry.stores import ArrayStore, Store
 from rowferry.stores.testing import FailingStore, SimulatedDevice
 
-from ..loader import Pipeline
 from ._host import SimulatedHost
 
 
@@ -169,15 +171,12 @@ def run_pipeline(program: Program, setting: Setting, seed: int, device: Simulate
 
 def _set_movers(pipe: Pipeline, name: str) -> None:
     """All four pairs of read path and write path."""
-    from .._assembly import _mover
-    from .._movers import Crossed
-
     parts = pipe._parts
     assert parts is not None
     for table, movers in zip(parts.source.tables, parts.movers, strict=True):
         for number, column in enumerate(table.columns):
-            kernel = _mover("zero-copy" if column.store.memory is not None else "copy", column.store, parts.device, 1)
-            copy = _mover("copy", column.store, parts.device, 1)
+            kernel = make_mover("zero-copy" if column.store.memory is not None else "copy", column.store, parts.device, 1)
+            copy = make_mover("copy", column.store, parts.device, 1)
             chosen = {"copy": copy, "zero-copy": kernel, "mixed": Crossed(kernel, copy), "mixed-back": Crossed(copy, kernel)}[
                 name
             ]
@@ -286,7 +285,8 @@ def require_equal(program: Program, setting: Setting, found: Outcome) -> None:
         for column, name in enumerate("ab"):
             if not torch.equal(mine[column], plain[column]):
                 raise AssertionError(
-                    f"batch {number} column {name} is {mine[column].tolist()}, not {plain[column].tolist()}; {program} {setting}"
+                    f"batch {number} column {name} is {mine[column].tolist()}, not {plain[column].tolist()}; "
+                    f"{program} {setting}"
                 )
     for name, mine_all, plain_all in zip("ab", found.stores, wanted.stores, strict=True):
         if not torch.equal(mine_all, plain_all):
