@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+# The contract suite and its oracle live in the package; their asserts should explain themselves as a test's do.
+pytest.register_assert_rewrite("rowferry.stores.testing._suite", "rowferry.stores.testing._suite_reading")
+
 JOIN_SECONDS = 5.0
 
 
