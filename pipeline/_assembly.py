@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from rowferry.stores import Store
 from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
 from ._copy import Copy
+from ._ids import Permute
 from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
 from ._run import Parts, Settings, Streams
+from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
 from ._stats import Counters
 
 MoverName = Literal["auto", "local", "copy", "zero-copy"]
 MOVERS = ("auto", "local", "copy", "zero-copy")
+PERMUTE_BLOCKS = 32
 MOST_BATCHES = 1024  # lookahead="auto": the slot's bytes decide long before, but for tiny batches
 
 
@@ -121,7 +127,23 @@ def make_parts(
                 f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
             )
     movers = make_movers(mover, source, device, threads)
-    return Parts(source, settings, device, make_streams(device), arenas, PinnedPool(device), movers, counters, os.getpid())
+    streams, pool = make_streams(device), PinnedPool(device)
+    return Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+
+
+def make_permute(device: Device) -> Permute | None:
+    """Evaluates a shuffled order on the device, by a kernel; None where there is none."""
+    if not device.is_cuda or not _kernels_available(device):
+        return None
+    from rowferry.stores._kernels import kernel  # imports CuPy
+
+    launch = kernel(device.torch, CUDA_SOURCE, "permute_range", 0, 0, 1, 1, 1, 0, 0, 0, 0)
+
+    def permute(out: Tensor, start: int, permutation: Permutation) -> None:
+        numbers = (number - (1 << 64) if number >> 63 else number for number in permutation.parameters())  # as signed
+        launch(PERMUTE_BLOCKS, start, out.numel(), *numbers, int(out.dtype == torch.int64), out.data_ptr())
+
+    return permute
 
 
 def make_streams(device: Device) -> Streams:

@@ -142,7 +142,7 @@ class Epoch(Iterator[Any]):
     def __iter__(self) -> Epoch:
         return self
 
-    def __next__(self) -> Batch | WritableBatch:
+    def __next__(self) -> Any:  # a Batch, or of a writable pipeline a WritableBatch
         if self._over:
             raise StopIteration
         self._taken = None

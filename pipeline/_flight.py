@@ -11,21 +11,24 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Event
 
+from ._sampling import Positions
 from ._staging import Carved
 from ._window import Layout
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asked:
     """The rows that one batch asks of one table: checked, in ``[0, rows)``, C order, ``count`` of them.
 
-    Exactly one of ``host`` (int64, 1-d, ours) and ``device`` (int64, 1-d, ours, ready on the plan stream) is set.
+    Exactly one is set, until the window's fetch is under way: ``host`` (int32 or int64, 1-d, ours), ``device`` (int64,
+    1-d, ours, ready on the plan stream), or ``positions`` of a built-in order, not yet evaluated.
     """
 
     shape: tuple[int, ...]
     count: int
-    host: NDArray[np.int64] | None
+    host: NDArray[Any] | None
     device: Tensor | None = None
+    positions: Positions | None = None
 
 
 @dataclass

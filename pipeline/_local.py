@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, final
 
-import numpy as np
 import torch
-from rowferry.stores._casts import cast
 from torch import Tensor
 
+from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
 from ._containers import map_leaves
@@ -60,7 +59,7 @@ class LocalConsumer:
                 )
             taken.index.append(index.view(asked.shape))
             rows += asked.count
-            nbytes += asked.count * sum(column.store.row_nbytes for column in table.columns)
+            nbytes += asked.count * table.row_nbytes
         self._counters.served(rows, nbytes)
         return taken
 
@@ -106,10 +105,12 @@ class LocalConsumer:
         return rows.view(*shape, *memory.shape[1:])
 
     def _on_device(self, asked: Asked) -> Tensor:
+        """The rows as a tensor of our own."""
         if asked.device is not None:
             return asked.device
-        assert asked.host is not None
-        return torch.from_numpy(np.ascontiguousarray(asked.host)).to(self._device.torch)
+        if asked.positions is not None:
+            return torch.from_numpy(asked.positions.rows()).to(self._device.torch)
+        return torch.tensor(asked.host, device=self._device.torch)
 
     def _item(self, request: Request) -> Any:
         if not request.walk or not self._device.asynchronous:

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowferry.stores._device_contract import Device
-
 from ._flight import Failure, Request, TableWindow, Window
+from ._ids import bring_ids
+from ._requests import INDEX_LIMIT
 from ._run import Run
 from ._staging import typed
 from ._window import Layout, Older, Sorted, arrange, count
 
-INDEX_LIMIT = 2**31
 WINDOW_ROWS = 4 << 20  # a window of about a million rows reaches the link's limit; more only costs memory
 
 
@@ -153,7 +152,8 @@ class _Counting:
         host_counts = typed(readback, torch.int64, (lines, batches))
         with device.use(self._stream):
             self._ids = device.empty((total,), dtype)
-            self._upload_ids(dtype)
+            asked = [request.asked[self._position] for request in self._requests]
+            bring_ids(device, pool, self._stream, self._run.parts.permute, asked, self._ids)
             self._ends, lease = self._upload(torch.tensor(self.ends))
             self._sorted = Sorted(device.empty((total,), dtype), device.empty((total,), torch.int64))
             counts = device.empty((lines, batches), torch.int64)
@@ -249,37 +249,6 @@ class _Counting:
         out = self._device.empty(tuple(host.shape), host.dtype)
         self._device.copy(out, view)
         return out, lease
-
-    def _upload_ids(self, dtype: torch.dtype) -> None:
-        """All batches' ids into ``self._ids``, through pinned memory where they are on the host."""
-        start = 0
-        pool, device = self._run.parts.pool, self._device
-        total = sum(
-            request.asked[self._position].count for request in self._requests if request.asked[self._position].host is not None
-        )
-        buffer = pool.take(total * dtype.itemsize)
-        staged = typed(buffer, dtype, (total,))
-        device.host_writes(staged)
-        numbers = staged.numpy()
-        filled = 0
-        for request in self._requests:
-            asked = request.asked[self._position]
-            out = self._ids[start : start + asked.count]
-            if asked.host is not None:
-                numbers[filled : filled + asked.count] = asked.host
-                if total < self._ids.numel():
-                    device.copy(out, staged[filled : filled + asked.count])
-                filled += asked.count
-            elif asked.device is not None:
-                _copy_ids(device, out, asked.device)
-            start += asked.count
-        if total == self._ids.numel():
-            device.copy(self._ids, staged)
-        pool.give(buffer, device.record(self._stream))
-
-
-def _copy_ids(device: Device, out: Tensor, rows: Tensor) -> None:
-    device.launch("ids", lambda: out.copy_(rows), reads=[rows], writes=[out])
 
 
 def _tensors(olders: Sequence[Older]) -> list[Tensor]:

@@ -47,6 +47,8 @@ def produce(run: Run) -> Task:
                 return
             continue
         run.host.notify()
+        for request in window.requests:
+            run.requests.done(request)
         number += 1
 
 

@@ -14,9 +14,12 @@ from rowferry.stores._rows import check_index
 
 from ._containers import map_leaves
 from ._flight import Asked, Request
+from ._ids import Snapshots
 from ._sampling import Positions, StatefulItem, rows_of
 from ._source import Source, Table
 from ._staging import PinnedPool
+
+INDEX_LIMIT = 2**31  # tables below it are addressed by int32: half the bytes across the link
 
 
 @final
@@ -47,6 +50,7 @@ class Requests:
         self._device = device
         self._pool = pool
         self._stages = pool is not None and device.asynchronous
+        self._snapshots = Snapshots() if pool is not None else None
         self._number = first
         self._negative = negative
 
@@ -62,14 +66,20 @@ class Requests:
             if isinstance(item, StatefulItem):
                 item, state = item.item, item.state
             if isinstance(item, Positions):
-                rows = item.rows()
-                return Request(number, None, (Asked(rows.shape, rows.size, rows),), state)
+                return Request(number, None, (Asked((len(item),), len(item), None, positions=item),), state)
             asked = self._asked(item, number)
             pinned: list[Tensor] = []
             walk = self._index is not None or isinstance(item, Tensor)  # else the item is the index: not a call a row
             staged = map_leaves(item, lambda leaf: self._stage(leaf, pinned)) if walk and self._stages else item
             taken = self._device.record(stream) if walk and self._stages else None
             return Request(number, staged, asked, state, pinned, taken, walk)
+
+    def done(self, request: Request) -> None:
+        """The window of ``request`` is on its way: its ids are on the device, and the host's copies may be used again."""
+        for asked in request.asked:
+            if asked.host is not None and self._snapshots is not None:
+                self._snapshots.give(asked.host)
+            asked.host = asked.device = asked.positions = None
 
     def _asked(self, item: Any, number: int) -> tuple[Asked, ...]:
         found = rows_of(item, self._index, number)
@@ -81,9 +91,10 @@ class Requests:
         if isinstance(index, Tensor) and index.is_cuda and index.dtype != torch.bool:
             return self._checked_on_device(index, table, name)
         rows, shape = check_index(index, table.rows, name, negative=self._negative)
-        if isinstance(index, np.ndarray | Tensor) or not rows.flags.owndata:
-            rows = rows.copy()  # the caller may change its array as soon as we have returned to it
-        return Asked(shape, rows.size, rows)
+        if self._snapshots is None:
+            return Asked(shape, rows.size, rows)
+        # The caller may change its array as soon as we have returned to it.
+        return Asked(shape, rows.size, self._snapshots.of(rows, np.dtype(np.int32 if table.rows < INDEX_LIMIT else np.int64)))
 
     def _checked_on_device(self, index: Tensor, table: Table, name: str) -> Asked:
         if index.dtype.is_floating_point or index.dtype.is_complex:

@@ -13,6 +13,7 @@ from rowferry.stores._device_contract import Device, Event
 
 from ._engine import Host, Predicate
 from ._flight import Failure, Request, Window
+from ._ids import Permute
 from ._movers import Mover
 from ._requests import Requests
 from ._slots import Slots
@@ -59,6 +60,8 @@ class Parts:
     pool: PinnedPool
     movers: Sequence[Sequence[Mover]]
     """By table and column."""
+    permute: Permute | None
+    """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
     pid: int
     """The process that owns the threads and the device."""

@@ -63,7 +63,7 @@ def serve(run: Run, stream: Any, window: Window, batch: int) -> Taken:
                 ]
             )
         rows += asked.count
-        nbytes += asked.count * sum(column.store.row_nbytes for column in table.columns)
+        nbytes += asked.count * table.row_nbytes
     run.parts.counters.served(rows, nbytes)
     return taken
 

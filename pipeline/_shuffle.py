@@ -168,7 +168,7 @@ __device__ __forceinline__ long long permute(long long position, u64 n, u64 a, u
 }}
 
 extern "C" __global__ void permute_range(long long start, long long count, u64 n, u64 a, u64 b, u64 key, u64 rounds,
-                                         int wide, void* out) {{
+                                         long long wide, void* out) {{
     long long stride = (long long)gridDim.x * blockDim.x;
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += stride) {{
         long long row = permute(start + i, n, a, b, key, rounds);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,11 @@ class Table:
     rows: int
     columns: tuple[Column, ...]
     kind: Kind
+
+    @cached_property
+    def row_nbytes(self) -> int:
+        """Bytes of one row of all columns, in the stores' dtypes."""
+        return sum(column.store.row_nbytes for column in self.columns)
 
     def build(self, values: Sequence[Any]) -> Any:
         """``values``, one a column, in the structure that the user gave for this table."""

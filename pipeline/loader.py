@@ -24,6 +24,7 @@ from ._sampling import make_source as make_batches
 from ._serving import Taken
 from ._source import make_source
 from ._stats import Counters, Stats
+from ._warm import warm
 
 logger = logging.getLogger("rowferry")
 
@@ -119,6 +120,7 @@ class Pipeline:
                 batch_size=batch_size,
                 threads=self._threads,
             )
+            warm(self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         logger.info("%s", self)

@@ -14,6 +14,7 @@ and writes only what is abstract here. Everything else is implemented once, in t
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
@@ -102,7 +103,7 @@ class Store(ABC):
     @property
     def row_nbytes(self) -> int:
         """Bytes of one row."""
-        return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.row_shape) * self.dtype.itemsize
 
     @final
     @property

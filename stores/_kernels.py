@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 import numpy as np
@@ -199,6 +200,23 @@ def _require_cupy() -> None:
         raise ImportError(reason)
 
 
+def kernel(device: torch.device, source: str, function: str, *nothing: int) -> Callable[..., None]:
+    """A kernel of somebody else's ``source``, compiled and loaded: ``launch(blocks, *arguments)`` on torch's current stream.
+
+    Args:
+        source: CUDA C++; ``function`` takes pointers and ``long long`` numbers only.
+        nothing: arguments with which a launch does nothing; it is made once, since CUDA loads code at its first launch.
+
+    Raises:
+        ImportError: CuPy is missing or does not work; the message names the extra.
+    """
+    _require_cupy()
+    module = _module(torch.cuda.current_device() if device.index is None else device.index)
+    module.add(source, [function])
+    module.launch(function, 1, *nothing)
+    return functools.partial(module.launch, function)
+
+
 @functools.cache
 def _module(index: int) -> _Module:
     return _Module(index)
@@ -212,14 +230,18 @@ class _Module:
         self._index = index
         self._streams: dict[int, Any] = {}
         self._functions: dict[str, Any] = {}
-        with torch.cuda.device(index):
-            import cupy
+        for name, source in SOURCES.items():
+            self.add(source, FUNCTIONS[name])
+        for function in self._functions:  # CUDA loads code at its first launch; these launches move no rows
+            self.launch(function, 1, 0, 0, 0, 0, 0, 0, 1)
 
-            for name, source in SOURCES.items():
-                module = cupy.RawModule(code=source, options=OPTIONS)
-                self._functions |= {function: module.get_function(function) for function in FUNCTIONS[name]}
-            for function in self._functions:  # CUDA loads code at its first launch; these launches move no rows
-                self.launch(function, 1, 0, 0, 0, 0, 0, 0, 1)
+    def add(self, source: str, functions: Iterable[str]) -> None:
+        """Compile ``source`` (CuPy keeps the result on disk) and load ``functions`` of it."""
+        import cupy
+
+        with torch.cuda.device(self._index):
+            module = cupy.RawModule(code=source, options=OPTIONS)
+            self._functions |= {function: module.get_function(function) for function in functions}
 
     def launch(self, function: str, blocks: int, *arguments: int) -> None:
         """Pointers and 64-bit numbers, on the stream that torch has current for this device in the calling thread."""

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from rowferry.pipeline import Pipeline
-from rowferry.pipeline.testing._plain_loop import draw_program, draw_setting, require_equal, run_pipeline
+from rowferry.pipeline.testing._plain_loop import (
+    Program,
+    Setting,
+    draw_program,
+    draw_setting,
+    require_equal,
+    run_pipeline,
+)
 from rowferry.stores import ArrayStore, PinnedStore, Store
 
 SCHEDULES, CHUNK = 2_000, 100
@@ -50,6 +57,45 @@ def holds(seed: int) -> None:
 def test_any_schedule_on_a_simulated_device_equals_the_plain_loop(first: int) -> None:
     for seed in range(first, first + CHUNK):
         holds(seed)
+
+
+def draw_wide(seed: int) -> tuple[Program, Setting]:
+    """Batches of very different size beside slots of a few: the next window's size is guessed wrong, and it is cut."""
+    rng = random.Random(seed)
+    rows, count, writable = rng.choice((60, 300)), rng.randrange(3, 16), seed % 4 != 0
+    batches = tuple(tuple(rng.randrange(rows) for _ in range(rng.choice((0, 2, 2, 30, 80)))) for _ in range(count))
+    written = frozenset(number for number in range(count) if writable and rng.random() < 0.8)
+    program = Program(
+        rows,
+        batches,
+        written,
+        frozenset(number for number in written if rng.random() < 0.25),
+        frozenset(number for number in range(count) if writable and rng.random() < 0.15),
+        rng.randrange(1, count + 1) if rng.random() < 0.2 else None,
+        rng.randrange(rows) if seed % 3 == 0 and rng.random() < 0.5 else None,
+        frozenset(rng.sample(range(1, 12, 2), 2)) if seed % 3 == 0 and writable else frozenset(),
+    )
+    setting = Setting(
+        lookahead=rng.choice((2, 3, 4, 8, 16)),
+        depth=rng.choice((1, 2, 2, 3, 4)),
+        mover=rng.choice(("copy", "zero-copy", "mixed", "mixed-back")),
+        writable=writable,
+        slot_rows=rng.choice((16, 24, 32)),
+        streams=rng.choice((1, 1, 2)),
+    )
+    return program, setting
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("first", range(0, 600, CHUNK))
+def test_windows_that_are_cut_equal_the_plain_loop(first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        program, setting = draw_wide(seed)
+        try:
+            require_equal(program, setting, run_pipeline(program, setting, seed))
+        except BaseException as error:
+            error.add_note(f"seed {seed}: {program} {setting}")
+            raise
 
 
 @pytest.mark.long

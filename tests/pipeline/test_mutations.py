@@ -78,12 +78,12 @@ def any_program(seed: int, device: SimulatedDevice) -> None:
 
 
 def replanned_windows(seed: int, device: SimulatedDevice) -> None:
-    """Few rows, all written and carried, and one that cannot be read: windows are planned, discarded and planned again."""
+    """Few rows, carried from window to window, and one that cannot be read: windows are discarded and planned again."""
     rng = random.Random(seed)
-    rows = rng.choice((3, 4, 6))
-    batches = tuple(tuple(rng.sample(range(rows), rng.randrange(1, rows))) for _ in range(rng.randrange(4, 12)))
-    program = Program(rows, batches, frozenset(range(len(batches))), bad_row=rng.randrange(rows))
-    setting = Setting(lookahead=rng.choice((2, 3, 4)), depth=rng.choice((2, 3)), slot_rows=8)
+    batches = [rng.sample(range(4), rng.randrange(1, 4)) for _ in range(rng.randrange(4, 14))]
+    batches[rng.randrange(2, len(batches))].append(5)
+    program = Program(6, tuple(map(tuple, batches)), frozenset(range(len(batches))), bad_row=5)
+    setting = Setting(lookahead=rng.choice((2, 3, 4)), depth=rng.choice((2, 3)), slot_rows=64)
     require_equal(program, setting, run_pipeline(program, setting, seed, device))
 
 

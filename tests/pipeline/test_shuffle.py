@@ -204,6 +204,6 @@ def test_the_kernel_gives_the_rows_that_numpy_gives(n: int) -> None:
         if not wide and n > 2**31:
             continue
         out = cupy.empty(count, dtype)
-        arguments = [np.int64(n - count), np.int64(count), *map(np.uint64, order.parameters()), np.int32(wide), out]
+        arguments = [np.int64(n - count), np.int64(count), *map(np.uint64, order.parameters()), np.int64(wide), out]
         kernel((32,), (256,), tuple(arguments))
         assert np.array_equal(out.get(), order(np.arange(n - count, n)))
