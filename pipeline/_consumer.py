@@ -58,7 +58,7 @@ class Consumer:
         window, run = self._window, self._run
         if window is None:
             return
-        self._window = None
+        self._window, window.group = None, None
         self._enter()
         with run.host.lock:
             run.slots.end(window.number, keep=bool(window.marked))

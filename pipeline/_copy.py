@@ -92,7 +92,7 @@ class Copy:
         together = self._threads if self._store.chunk_rows == 1 else 1
         pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
         while some := list(itertools.islice(pieces, 4 * together)):
-            self._host.spread(move, some) if together > 1 else [move(piece) for piece in some]
+            self._host.spread(move, some, most=together)
             yield _at_once  # lets shutdown in, and a simulated scheduler
 
     def bind(self, host: Host) -> None:

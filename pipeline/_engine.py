@@ -51,8 +51,8 @@ class Host(Protocol):
     def synchronize(self, event: Event) -> None:
         """Block the consumer until ``event`` has passed."""
 
-    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any]) -> None:
-        """``fn`` of each part, side by side where the host has threads. Each a long call that releases the GIL."""
+    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any], *, most: int) -> None:
+        """``fn`` of each part, at most ``most`` side by side where the host has threads. Each a long call without the GIL."""
 
     def stop(self, timeout: float) -> list[str]:
         """End all tasks at their next wait. Names of threads that did not end in ``timeout`` seconds."""
@@ -87,9 +87,9 @@ class Threads:
     def synchronize(self, event: Event) -> None:
         event.synchronize()
 
-    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any]) -> None:
+    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any], *, most: int) -> None:
         todo = list(parts)
-        if len(todo) <= 1 or self._threads <= 1:
+        if min(len(todo), self._threads, most) <= 1:
             for part in todo:
                 fn(part)
             return
@@ -189,7 +189,8 @@ class Inline:
     def synchronize(self, event: Event) -> None:
         event.synchronize()
 
-    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any]) -> None:
+    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any], *, most: int) -> None:
+        del most
         for part in parts:
             fn(part)
 

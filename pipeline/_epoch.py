@@ -11,6 +11,8 @@ from typing import Any, Protocol, final
 
 from torch import Tensor
 
+from rowferry.stores._device_contract import Device
+
 from ._batch import Batch, WritableBatch, spread
 from ._consumer import Consumer
 from ._engine import Host
@@ -128,10 +130,20 @@ _KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never f
 class Epoch(Iterator[Any]):
     """What ``iter(pipe)`` gives. One thread uses it. Dropped, closed or at its end it stops its threads."""
 
-    def __init__(self, server: Server, source: Source, counters: Counters, *, on_batch: Callable[[Taken], None],
-                 on_write: Callable[[], None], on_end: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        server: Server,
+        source: Source,
+        device: Device,
+        counters: Counters,
+        *,
+        on_batch: Callable[[Taken], None],
+        on_write: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._server = server
         self._source = source
+        self._device = device
         self._counters = counters
         self._on_batch, self._on_write, self._on_end = on_batch, on_write, on_end
         self._taken: Taken | None = None
@@ -145,6 +157,7 @@ class Epoch(Iterator[Any]):
     def __next__(self) -> Any:  # a Batch, or of a writable pipeline a WritableBatch
         if self._over:
             raise StopIteration
+        refuse_capture(self._device, "next()")
         self._taken = None
         try:
             taken = self._server.next()
@@ -221,6 +234,7 @@ class Epoch(Iterator[Any]):
             )
         if changed is None and not self._fetches():
             raise ValueError("with fetch=False the batch's values are uninitialised: pass the new ones to write_back(values)")
+        refuse_capture(self._device, "write_back()")
         changed = batch.values if changed is None else changed
         per_table = self._per_table(changed)
         values = {
@@ -243,6 +257,15 @@ class Epoch(Iterator[Any]):
     def _fetches(self) -> bool:
         run = getattr(self._server, "run", None)
         return run.parts.settings.fetch if run is not None else getattr(self._server, "fetch", True)
+
+
+def refuse_capture(device: Device, call: str) -> None:
+    """Raise RuntimeError while the current stream is captured: a graph cannot hold what a pipeline does."""
+    if device.capturing():
+        raise RuntimeError(
+            f"{call} was called while the current stream is captured into a graph; call it outside the capture, and copy "
+            "batches into the graph's static inputs"
+        )
 
 
 def first_here(items: Iterator[Any]) -> Iterator[Any]:

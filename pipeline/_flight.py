@@ -101,6 +101,7 @@ class Window:
         landed: events of kernels that write its rows to the store (writer stream).
         vacated: events after which a later window has copied rows from it.
         marked: columns (table, column) that ``write_back`` touched since the last drain list.
+        group: the small batches that were gathered together last (``_serving.Group``).
     """
 
     number: int
@@ -112,6 +113,7 @@ class Window:
     landed: list[Event] = field(default_factory=list)
     vacated: list[Event] = field(default_factory=list)
     marked: set[tuple[int, int]] = field(default_factory=set)
+    group: Any = None
 
     @property
     def source_windows(self) -> set[int]:

@@ -32,20 +32,28 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._free: dict[tuple[int, Any], list[NDArray[Any]]] = defaultdict(list)
+        self._uses: dict[int, int] = {}  # by the memory's id: batches that still hold a part of it
 
-    def of(self, rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """``rows``, which fit ``dtype``, copied."""
-        size = 1 << max(rows.size - 1, 0).bit_length()
+    def empty(self, count: int, dtype: np.dtype[Any], uses: int = 1) -> NDArray[Any]:
+        """``count`` uninitialised numbers; free again after ``uses`` calls of ``give`` with parts of it."""
+        size = 1 << max(count - 1, 0).bit_length()
         free = self._free[size, dtype]
         memory = free.pop() if free else np.empty(size, dtype)
-        snapshot = memory[: rows.size]
+        self._uses[id(memory)] = uses
+        return memory[:count]
+
+    def of(self, rows: NDArray[Any], dtype: np.dtype[Any], uses: int = 1) -> NDArray[Any]:
+        """``rows``, which fit ``dtype``, copied."""
+        snapshot = self.empty(rows.size, dtype, uses)
         np.copyto(snapshot, rows, casting="same_kind")
         return snapshot
 
     def give(self, snapshot: NDArray[Any]) -> None:
-        """It is not needed any more."""
+        """One user of the memory does not need it any more."""
         memory = snapshot.base
-        if isinstance(memory, np.ndarray):
+        assert isinstance(memory, np.ndarray)
+        self._uses[id(memory)] -= 1
+        if not self._uses[id(memory)]:
             self._free[memory.size, memory.dtype].append(memory)
 
 
@@ -64,7 +72,11 @@ def bring_ids(
     numbers = staged.numpy()
     start = filled = 0
     whole = total == out.numel()
-    for batch, host in zip(asked, hosts, strict=True):
+    joined = _joined(hosts) if whole else None
+    if joined is not None:
+        numbers[:] = joined
+        hosts = []
+    for batch, host in zip(asked, hosts, strict=False):
         target = out[start : start + batch.count]
         start += batch.count
         if host is not None:
@@ -89,8 +101,28 @@ def _on_device(device: Device, permute: Permute | None, positions: Sequence[Posi
         return True
     if permute is None:
         return False
-    device.launch("order", lambda: permute(out, first.start, first.permutation), writes=[out])
+    permutation = first.permutation
+    device.launch("order", lambda: permute(out, first.start, permutation), writes=[out])
     return True
+
+
+def _joined(hosts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
+    """The batches' ids as one array, where they lie one after the other in one memory: one copy takes them all."""
+    first = hosts[0]
+    memory = first.base if first is not None else None
+    if first is None or not isinstance(memory, np.ndarray):
+        return None
+    start = at = _offset(memory, first)
+    for host in hosts:
+        if host is None or host.base is not memory or _offset(memory, host) != at:
+            return None
+        at += host.size
+    return memory[start:at]
+
+
+def _offset(memory: NDArray[Any], part: NDArray[Any]) -> int:
+    """Where ``part`` begins in ``memory``, in elements."""
+    return (part.ctypes.data - memory.ctypes.data) // part.itemsize
 
 
 def _evaluated(asked: Asked) -> NDArray[np.int64] | None:

@@ -43,9 +43,12 @@ class LocalConsumer:
     def next(self) -> Taken:
         """The next batch. StopIteration at the end; what the sampler raises."""
         self._enter()
-        request = self._requests.take(self._stream)
-        if request is None:
+        requests, _ended, error = self._requests.take(self._stream, 1)
+        if error is not None:
+            raise error
+        if not requests:
             raise StopIteration
+        request = requests[0]
         self._rows = []
         taken = Taken(None, 0, request, self._item(request))
         rows = nbytes = 0

@@ -77,19 +77,14 @@ def plan_window(run: Run, number: int, growth: Growth) -> Generator[Any, None, W
 
 def _take(run: Run, wanted: int) -> list[Request]:
     """Up to ``wanted`` requests. An error of the sampler waits behind the batches before it."""
-    while len(run.backlog) < wanted and not run.taken_all and run.pending_error is None:
-        number = run.backlog[-1].number + 1 if run.backlog else -1
-        try:
-            with run.parts.counters.phase("sampler"):
-                request = run.requests.take(run.parts.streams.plan)
-        except Exception as error:
-            run.pending_error = Failure(error, number)
-            break
-        if request is None:
-            run.taken_all = True
-        else:
-            with run.host.lock:
-                run.backlog.append(request)
+    missing = wanted - len(run.backlog)
+    if missing > 0 and not run.taken_all and run.pending_error is None:
+        with run.parts.counters.phase("sampler"):
+            requests, ended, error = run.requests.take(run.parts.streams.plan, missing)
+        with run.host.lock:
+            run.backlog.extend(requests)
+            run.taken_all = ended
+            run.pending_error = None if error is None else Failure(error, -1)
     if run.backlog and run.backlog[0].number < run.single_until:
         wanted = 1
     with run.host.lock:

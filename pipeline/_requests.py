@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
@@ -20,6 +21,15 @@ from ._source import Source, Table
 from ._staging import PinnedPool
 
 INDEX_LIMIT = 2**31  # tables below it are addressed by int32: half the bytes across the link
+
+
+def id_dtype(rows: int) -> np.dtype[Any]:
+    """What ids of a table of ``rows`` rows cross the link as."""
+    return np.dtype(np.int32 if rows < INDEX_LIMIT else np.int64)
+
+
+def _is_plain(item: Any) -> bool:
+    return type(item) is np.ndarray and item.ndim == 1 and item.dtype.kind in "iu"
 
 
 @final
@@ -54,25 +64,72 @@ class Requests:
         self._number = first
         self._negative = negative
 
-    def take(self, stream: Any) -> Request | None:
-        """The next batch; None at the end. Raises what the sampler raises, and IndexError or TypeError for a bad index."""
+    def take(self, stream: Any, wanted: int) -> tuple[list[Request], bool, Exception | None]:
+        """Up to ``wanted`` next batches; whether the sampler has ended; what it, or a bad index, failed with after them.
+
+        ``stream`` is current while the sampler runs.
+        """
+        drawn: list[Any] = []
+        error: Exception | None = None
         with self._device.use(stream):
             try:
-                item = next(self._items)
-            except StopIteration:
-                return None
-            number, self._number = self._number, self._number + 1
-            state = None
-            if isinstance(item, StatefulItem):
-                item, state = item.item, item.state
-            if isinstance(item, Positions):
-                return Request(number, None, (Asked((len(item),), len(item), None, positions=item),), state)
-            asked = self._asked(item, number)
-            pinned: list[Tensor] = []
-            walk = self._index is not None or isinstance(item, Tensor)  # else the item is the index: not a call a row
-            staged = map_leaves(item, lambda leaf: self._stage(leaf, pinned)) if walk and self._stages else item
-            taken = self._device.record(stream) if walk and self._stages else None
-            return Request(number, staged, asked, state, pinned, taken, walk)
+                for entry in itertools.islice(self._items, wanted):  # keeps what came before an error
+                    drawn.append(entry)
+            except Exception as failed:
+                error = failed
+            ended = error is None and len(drawn) < wanted
+            requests = self._plain(drawn)
+            if requests is None:
+                requests = []
+                try:
+                    for entry in drawn:
+                        requests.append(self._request(entry, stream))
+                except Exception as failed:
+                    return requests, False, failed
+            return requests, ended, error
+
+    def _request(self, entry: StatefulItem, stream: Any) -> Request:
+        number, self._number = self._number, self._number + 1
+        item = entry.item
+        if isinstance(item, Positions):
+            return Request(number, None, (Asked((len(item),), len(item), None, positions=item),), entry.state)
+        asked = self._asked(item, number)
+        pinned: list[Tensor] = []
+        walk = self._index is not None or isinstance(item, Tensor)  # else the item is the index: not a call a row
+        staged = map_leaves(item, lambda leaf: self._stage(leaf, pinned)) if walk and self._stages else item
+        taken = self._device.record(stream) if walk and self._stages else None
+        return Request(number, staged, asked, entry.state, pinned, taken, walk)
+
+    def _plain(self, drawn: list[StatefulItem]) -> list[Request] | None:
+        """Batches that are all simple arrays of rows in range, checked and copied together; None when they are not.
+
+        Few long calls: each call that gives up the GIL for a moment costs a small batch more than its own work.
+        """
+        arrays = [entry.item for entry in drawn]
+        simple = self._index is None and self._snapshots is not None and len(arrays) > 1
+        if not simple or not all(
+            type(array) is np.ndarray and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays
+        ):
+            return None
+        assert self._snapshots is not None
+        rows = self._source.tables[0].rows
+        ends = list(itertools.accumulate(len(array) for array in arrays))
+        if not ends[-1]:
+            return None
+        wide = self._snapshots.empty(ends[-1], np.dtype(np.int64))
+        np.concatenate(arrays, out=wide, casting="unsafe")  # uint64 beyond int64 comes out negative, and is refused below
+        snapshot = None
+        if int(wide.min()) >= 0 and int(wide.max()) < rows:
+            snapshot = self._snapshots.of(wide, id_dtype(rows), uses=len(arrays))
+        self._snapshots.give(wide)
+        if snapshot is None:
+            return None  # negative or out of range: one by one, so that the error names its batch
+        requests = []
+        for entry, start, stop in zip(drawn, (0, *ends), ends, strict=False):
+            asked = Asked((stop - start,), stop - start, snapshot[start:stop])
+            requests.append(Request(self._number, entry.item, (asked,), entry.state))
+            self._number += 1
+        return requests
 
     def done(self, request: Request) -> None:
         """The window of ``request`` is on its way: its ids are on the device, and the host's copies may be used again."""
@@ -94,7 +151,7 @@ class Requests:
         if self._snapshots is None:
             return Asked(shape, rows.size, rows)
         # The caller may change its array as soon as we have returned to it.
-        return Asked(shape, rows.size, self._snapshots.of(rows, np.dtype(np.int32 if table.rows < INDEX_LIMIT else np.int64)))
+        return Asked(shape, rows.size, self._snapshots.of(rows, id_dtype(table.rows)))
 
     def _checked_on_device(self, index: Tensor, table: Table, name: str) -> Asked:
         if index.dtype.is_floating_point or index.dtype.is_complex:

@@ -22,6 +22,8 @@ from ._movers import as_ints
 from ._run import Run
 from ._source import Column
 
+GROUP_BYTES = 8 << 20  # batches smaller than this are gathered together: a launch costs more than they do
+
 
 @dataclass
 class Taken:
@@ -43,29 +45,72 @@ class Taken:
     inverse: list[Tensor] = field(default_factory=list)
 
 
+@dataclass
+class Group:
+    """Small batches of a read-only window, gathered by one launch; each is a part of it.
+
+    Attributes:
+        first, last: batches ``first`` to ``last - 1`` of the window.
+        stream: where it was gathered; another stream gathers anew, for its tensors must come from its own pool.
+        starts: where the ids of ``first`` begin, by table.
+    """
+
+    first: int
+    last: int
+    stream: Any
+    starts: list[int]
+    index: list[Tensor]
+    columns: list[list[Tensor]]
+
+
 def serve(run: Run, stream: Any, window: Window, batch: int) -> Taken:
     """The ``batch``-th batch of ``window``, ready on ``stream``, which is current."""
-    device, writable = run.parts.device, run.parts.settings.writable
+    writable = run.parts.settings.writable
     request = window.requests[batch]
     taken = Taken(window, batch, request, _item(run, stream, request))
     rows = nbytes = 0
-    for table, part, asked in zip(run.parts.source.tables, window.tables, request.asked, strict=True):
+    group = None if writable else _group(run, stream, window, batch)
+    for number, (table, part, asked) in enumerate(zip(run.parts.source.tables, window.tables, request.asked, strict=True)):
         start, stop = part.span(batch)
-        taken.index.append(_integers(device, part.ids[start:stop]).view(asked.shape))
-        if writable:
+        if group is None:
+            taken.index.append(_integers(run.parts.device, part.ids[start:stop]).view(asked.shape))
             _serve_distinct(run, taken, part, asked.shape)
         else:
-            places = part.layout.places[start:stop] if part.layout else None
-            taken.columns.append(
-                [
-                    _pick(device, source, places, asked.count, column.dtype, exact=True).view(*asked.shape, *source.shape[1:])
-                    for source, column in zip(_columns(part), table.columns, strict=True)
-                ]
-            )
+            start, stop = start - group.starts[number], stop - group.starts[number]
+            taken.index.append(group.index[number][start:stop].view(asked.shape))
+            taken.columns.append([rows_[start:stop].view(*asked.shape, *rows_.shape[1:]) for rows_ in group.columns[number]])
         rows += asked.count
         nbytes += asked.count * table.row_nbytes
     run.parts.counters.served(rows, nbytes)
     return taken
+
+
+def _group(run: Run, stream: Any, window: Window, batch: int) -> Group:
+    """The group that ``batch`` is in, gathered now when it is not there yet."""
+    group: Group | None = window.group
+    if group is not None and group.first <= batch < group.last and group.stream == stream:
+        return group
+    device, tables = run.parts.device, run.parts.source.tables
+    last, nbytes = batch, 0
+    while last < len(window.requests) and (last == batch or nbytes < GROUP_BYTES):
+        asked = window.requests[last].asked
+        nbytes += sum(one.count * table.row_nbytes for one, table in zip(asked, tables, strict=True))
+        if last > batch and nbytes > GROUP_BYTES:
+            break
+        last += 1
+    group = window.group = Group(batch, last, stream, [], [], [])
+    for table, part in zip(tables, window.tables, strict=True):
+        start, stop = part.span(batch)[0], part.span(last - 1)[1]
+        places = part.layout.places[start:stop] if part.layout else None
+        group.starts.append(start)
+        group.index.append(_integers(device, part.ids[start:stop]))
+        group.columns.append(
+            [
+                _pick(device, source, places, stop - start, column.dtype, exact=True)
+                for source, column in zip(_columns(part), table.columns, strict=True)
+            ]
+        )
+    return group
 
 
 def check_values(rows: Any, column: Column, count: int, device: Device) -> None:

@@ -15,7 +15,7 @@ from rowferry.stores._device_contract import Device
 
 from . import _assembly, _claims
 from ._engine import Host, Inline, Threads
-from ._epoch import Epoch, Windowed, first_here
+from ._epoch import Epoch, Windowed, first_here, refuse_capture
 from ._local import LocalConsumer
 from ._progress import Progress
 from ._requests import Requests
@@ -158,6 +158,7 @@ class Pipeline:
         live = Epoch(
             server,
             self._source,
+            self._device,
             self._counters,
             on_batch=self._served,
             on_write=self._progress.wrote,
@@ -240,8 +241,7 @@ class Pipeline:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
         if self._closed:
             return
-        if self._device.capturing():
-            raise RuntimeError("close() was called while the current stream is captured into a graph; end the capture first")
+        refuse_capture(self._device, "close()")
         self._closed = True
         try:
             self._end_live(timeout)
@@ -274,7 +274,4 @@ class Pipeline:
             )
         if self._closed:
             raise RuntimeError("the pipeline is closed; make a new one")
-        if self._device.capturing():
-            raise RuntimeError(
-                "the current stream is captured into a graph; call the pipeline outside the capture and copy into static inputs"
-            )
+        refuse_capture(self._device, "the pipeline")

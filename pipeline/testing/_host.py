@@ -91,7 +91,8 @@ class SimulatedHost:
             if not self._move():
                 raise Deadlock(f"the consumer waits for {event} and nothing can move")
 
-    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any]) -> None:
+    def spread(self, fn: Callable[[Any], None], parts: Iterable[Any], *, most: int) -> None:
+        del most
         for part in parts:
             fn(part)
 

@@ -41,7 +41,9 @@ def notes(error: BaseException) -> str:
 def test_batches_before_a_row_that_cannot_be_read_arrive_and_then_its_error(
     windowed: Make, numbered: Callable[..., Tensor], bad_batch: int
 ) -> None:
-    store = FailingStore(ArrayStore(numbered(40), name="weights"), DiskError(5, "the disk is on fire"), rows=[bad_batch * 4 + 1])
+    store = FailingStore(
+        ArrayStore(numbered(40), name="weights"), DiskError(5, "the disk is on fire"), rows=[bad_batch * 4 + 1]
+    )
     with windowed(store, batch_size=4) as pipe:
         seen, error = taken_until_error(pipe, DiskError)
     assert seen == list(range(bad_batch))
@@ -184,7 +186,7 @@ def test_repeats_of_a_row_take_no_room(ahead: Make) -> None:
         ({"mover": "teleport"}, ValueError, "'copy'"),
         ({"mover": "zero-copy"}, ValueError, "PinnedStore"),
         ({"fetch": False}, ValueError, "writable"),
-        ({"seed": 1.5}, TypeError, ""),
+        ({"seed": 1.5}, TypeError, "integer"),
         ({"device": "no such device"}, (RuntimeError, ValueError), "device"),
     ],
     ids=str,

@@ -203,9 +203,7 @@ def test_windows_on_a_cpu_equal_the_plain_loop_at_any_lookahead_and_depth(lookah
         loop = draw_loop(seed * 1_000 + lookahead * 10 + depth)
         memory = table(loop.rows)
         staging = (depth if lookahead else 1) * (1024 if seed % 2 else 1 << 16)
-        seen = ferried(
-            loop, ArrayStore(memory), memory, mover="copy", lookahead=lookahead, depth=depth, staging_bytes=staging
-        )
+        seen = ferried(loop, ArrayStore(memory), memory, mover="copy", lookahead=lookahead, depth=depth, staging_bytes=staging)
         require_same(loop, seen, memory)
 
 

@@ -121,7 +121,12 @@ def test_a_reading_pipeline_has_no_writer(ahead: Make, numbered: Callable[..., T
 def test_without_lookahead_and_for_local_rows_no_thread_is_started(numbered: Callable[..., Tensor], mover: str) -> None:
     lookahead = 0 if mover == "copy" else 4
     with Pipeline(
-        numbered(40), batch_size=4, device="cpu", mover=mover, lookahead=lookahead, writable=True  # type: ignore[arg-type]
+        numbered(40),
+        batch_size=4,
+        device="cpu",
+        mover=mover,
+        lookahead=lookahead,
+        writable=True,  # type: ignore[arg-type]
     ) as pipe:
         for batch in pipe:
             batch.write_back()
@@ -147,7 +152,9 @@ def test_there_the_sampler_is_called_inside_next_in_the_callers_thread(
     assert calls == [(threading.current_thread(), number) for number in range(5)]
 
 
-def test_iter_of_the_sampler_and_its_first_item_come_in_the_callers_thread(ahead: Make, numbered: Callable[..., Tensor]) -> None:
+def test_iter_of_the_sampler_and_its_first_item_come_in_the_callers_thread(
+    ahead: Make, numbered: Callable[..., Tensor]
+) -> None:
     seen: list[threading.Thread] = []
 
     class Sampler:
@@ -173,9 +180,7 @@ def test_the_producer_runs_ahead_no_further_than_its_slots(numbered: Callable[..
                 yield [number % 8]
 
     lookahead, depth = 4, 2
-    with Pipeline(
-        numbered(8), batch_sampler=Sampler(), device="cpu", mover="copy", lookahead=lookahead, depth=depth
-    ) as pipe:
+    with Pipeline(numbered(8), batch_sampler=Sampler(), device="cpu", mover="copy", lookahead=lookahead, depth=depth) as pipe:
         for batch in pipe:
             assert drawn[-1] <= batch.number + (depth + 2) * lookahead
             if batch.number == 300:
@@ -347,7 +352,9 @@ def test_nothing_is_printed(pipeline: Make, numbered: Callable[..., Tensor], cap
     assert tuple(capfd.readouterr()) == ("", "")
 
 
-def test_what_was_decided_goes_to_the_logger(ahead: Make, numbered: Callable[..., Tensor], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_decided_goes_to_the_logger(
+    ahead: Make, numbered: Callable[..., Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO, "rowferry"), ahead(numbered(40), batch_size=4):
         pass
     assert {record.name.partition(".")[0] for record in caplog.records} == {"rowferry"}
@@ -365,7 +372,9 @@ def test_nothing_of_the_process_is_touched(pipeline: Make, numbered: Callable[..
     assert torch.is_grad_enabled() == grad
 
 
-def test_batches_made_in_inference_mode_are_right_and_so_are_those_after(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
+def test_batches_made_in_inference_mode_are_right_and_so_are_those_after(
+    pipeline: Make, numbered: Callable[..., Tensor]
+) -> None:
     with torch.inference_mode():
         pipe = pipeline(numbered(8), batch_size=4)
         assert torch.equal(torch.cat([batch.data for batch in pipe]), numbered(8))

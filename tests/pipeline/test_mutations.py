@@ -195,7 +195,9 @@ SCHEDULES = (any_program, items_and_rows_on_the_device, lost_rows_are_counted, r
 # ---- the search -------------------------------------------------------------------------------------------------
 
 
-def run_without(schedule: Callable[[int, SimulatedDevice], None], seed: int, left_out: Site | None) -> set[tuple[str, str, int]]:
+def run_without(
+    schedule: Callable[[int, SimulatedDevice], None], seed: int, left_out: Site | None
+) -> set[tuple[str, str, int]]:
     """Run it with every call at ``left_out`` ignored; where it called wait, record and keep."""
     met = set()
     device = SimulatedDevice(seed)

@@ -40,12 +40,20 @@ def test_rows_come_in_the_order_asked_for_with_duplicates_kept(pipeline: Make, n
             assert batch.index.dtype == torch.int64
 
 
-@given(asked=st.lists(st.lists(st.integers(-7, 6), max_size=9), max_size=12), lookahead=st.integers(0, 5), depth=st.integers(1, 3))
+@given(
+    asked=st.lists(st.lists(st.integers(-7, 6), max_size=9), max_size=12), lookahead=st.integers(0, 5), depth=st.integers(1, 3)
+)
 @settings(max_examples=40, deadline=None)
 def test_any_list_of_batches_is_served_as_plain_indexing_would(asked: list[list[int]], lookahead: int, depth: int) -> None:
     values = torch.arange(14).view(7, 2)
     with Pipeline(
-        ArrayStore(values), batch_sampler=asked, device="cpu", mover="copy", lookahead=lookahead, depth=depth, staging_bytes=4096
+        ArrayStore(values),
+        batch_sampler=asked,
+        device="cpu",
+        mover="copy",
+        lookahead=lookahead,
+        depth=depth,
+        staging_bytes=4096,
     ) as pipe:
         found = [batch.data for batch in pipe]
     assert len(found) == len(asked)
@@ -70,7 +78,9 @@ def test_changing_a_batch_changes_neither_the_store_nor_other_batches(pipeline: 
     assert torch.equal(values, numbered(6))
 
 
-def test_a_batch_size_runs_over_every_row_and_the_last_batch_is_smaller(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
+def test_a_batch_size_runs_over_every_row_and_the_last_batch_is_smaller(
+    pipeline: Make, numbered: Callable[..., Tensor]
+) -> None:
     with pipeline(numbered(10), batch_size=4) as pipe:
         assert len(pipe) == 3
         assert rows_seen(pipe) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -249,9 +259,13 @@ def test_every_dtype_crosses_bit_for_bit(pipeline: Make, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize(
-    "layout", [{}, {"fortran": True}, {"big_endian": True}, {"version": (2, 0)}, {"offset": 201}], ids=lambda layout: str(layout)
+    "layout",
+    [{}, {"fortran": True}, {"big_endian": True}, {"version": (2, 0)}, {"offset": 201}],
+    ids=lambda layout: str(layout),
 )
-def test_npy_files_of_any_layout_are_served_and_left_as_they_were(windowed: Make, tmp_path: Path, layout: dict[str, Any]) -> None:
+def test_npy_files_of_any_layout_are_served_and_left_as_they_were(
+    windowed: Make, tmp_path: Path, layout: dict[str, Any]
+) -> None:
     values = random_bits((30, 5), torch.float32)
     path = write_npy_file(tmp_path / "x.npy", values, **layout)
     before = path.read_bytes()

@@ -188,7 +188,9 @@ def test_a_state_past_the_end_of_the_epoch_is_an_error(pipeline: Make, numbered:
             next(iter(short))
 
 
-def test_a_writable_pipeline_has_a_state_only_once_its_rows_are_flushed(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
+def test_a_writable_pipeline_has_a_state_only_once_its_rows_are_flushed(
+    pipeline: Make, numbered: Callable[..., Tensor]
+) -> None:
     values = numbered(40)
     with pipeline(values, batch_size=4, writable=True) as pipe:
         batches = iter(pipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,24 @@ def test_the_item_comes_with_its_rows_whatever_holds_it(pipeline: Make, numbered
                 assert type(batch.item) is type(item)
     assert batch.item.name == "g"
     assert torch.equal(batch.item.edges[1], label)
+
+
+def test_a_tensor_of_an_item_that_the_sampler_uses_again_is_served_as_it_was_when_yielded(
+    pipeline: Make, numbered: Callable[..., Tensor]
+) -> None:
+    class Reusing:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            item: dict[str, Any] = {"rows": [0], "label": torch.zeros(1), "deep": [torch.zeros(1)]}
+            for number in range(8):
+                item["rows"][0] = number
+                item["label"].fill_(number)
+                item["deep"][0].fill_(number)
+                yield item
+
+    with pipeline(numbered(8), batch_sampler=Reusing(), index="rows") as pipe:
+        for number, batch in enumerate(pipe):
+            assert batch.index.tolist() == [number]
+            assert (batch.item["label"].item(), batch.item["deep"][0].item()) == (number, number)
 
 
 def test_without_index_the_item_is_what_the_sampler_yielded(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
