@@ -21,7 +21,7 @@ from ._engine import Host, Task
 from ._movers import DrainList, pick_rows
 from ._staging import typed
 
-PIECE_BYTES = 4 << 20  # pinned pieces this small stay in the cache between the host's gather and the copy engine
+PIECE_BYTES = 16 << 20  # a thread's call: measured on 16 cores, pieces of 1 / 4 / 16 MiB gather 5 / 17 / 30 GB/s
 CHUNKED_PIECE_BYTES = 64 << 20  # chunks are decoded once a call, so calls are long
 
 

@@ -17,11 +17,21 @@ from ._window import Layout
 
 
 @dataclass
+class Snapshot:
+    """Ids of one or more batches in pinned memory: ``ids`` is a view of ``buffer``; ``uses`` batches hold a part of it."""
+
+    buffer: Tensor
+    ids: Tensor
+    uses: int
+
+
+@dataclass
 class Asked:
     """The rows that one batch asks of one table: checked, in ``[0, rows)``, C order, ``count`` of them.
 
-    Exactly one is set, until the window's fetch is under way: ``host`` (int32 or int64, 1-d, ours), ``device`` (int64,
-    1-d, ours, ready on the plan stream), or ``positions`` of a built-in order, not yet evaluated.
+    Exactly one is set, until the window's fetch is under way: ``host`` (int32 or int64, 1-d, ours: with ``snapshot`` it is
+    the part of that from ``start`` on), ``device`` (int64, 1-d, ours, ready on the plan stream), or ``positions`` of a
+    built-in order, not yet evaluated.
     """
 
     shape: tuple[int, ...]
@@ -29,6 +39,8 @@ class Asked:
     host: NDArray[Any] | None
     device: Tensor | None = None
     positions: Positions | None = None
+    snapshot: Snapshot | None = None
+    start: int = 0
 
 
 @dataclass

@@ -5,7 +5,6 @@ A built-in order is not uploaded where the device can evaluate it: its places ar
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
@@ -16,10 +15,12 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device
 
-from ._flight import Asked
+from ._flight import Asked, Snapshot
 from ._sampling import Positions
 from ._shuffle import Permutation
 from ._staging import PinnedPool, typed
+
+INDEX_LIMIT = 2**31  # tables below it are addressed by int32: half the bytes across the link
 
 Permute = Callable[[Tensor, int, Permutation], None]
 """``permute(out, start, permutation)``: rows at places ``start`` to ``start + len(out)``, on the current stream."""
@@ -27,34 +28,30 @@ Permute = Callable[[Tensor, int, Permutation], None]
 
 @final
 class Snapshots:
-    """Arrays that ids are copied into when they are taken, and that are used again: fresh memory costs a page fault
-    every 4 KiB, which is more than the copy. The producer's thread only."""
+    """Pinned copies of the sampler's ids, made when they are taken: the caller may change its array as soon as we have
+    returned to it. They go to the device from where they are. The producer's thread only."""
 
-    def __init__(self) -> None:
-        self._free: dict[tuple[int, Any], list[NDArray[Any]]] = defaultdict(list)
-        self._uses: dict[int, int] = {}  # by the memory's id: batches that still hold a part of it
+    def __init__(self, device: Device, pool: PinnedPool) -> None:
+        self._device = device
+        self._pool = pool
 
-    def empty(self, count: int, dtype: np.dtype[Any], uses: int = 1) -> NDArray[Any]:
-        """``count`` uninitialised numbers; free again after ``uses`` calls of ``give`` with parts of it."""
-        size = 1 << max(count - 1, 0).bit_length()
-        free = self._free[size, dtype]
-        memory = free.pop() if free else np.empty(size, dtype)
-        self._uses[id(memory)] = uses
-        return memory[:count]
+    def empty(self, count: int, dtype: torch.dtype, uses: int = 1) -> Snapshot:
+        """Room for ``count`` ids, free again after ``uses`` calls of ``give``."""
+        buffer = self._pool.take(count * dtype.itemsize)
+        ids = typed(buffer, dtype, (count,))
+        self._device.host_writes(ids)
+        return Snapshot(buffer, ids, uses)
 
-    def of(self, rows: NDArray[Any], dtype: np.dtype[Any], uses: int = 1) -> NDArray[Any]:
-        """``rows``, which fit ``dtype``, copied."""
-        snapshot = self.empty(rows.size, dtype, uses)
-        np.copyto(snapshot, rows, casting="same_kind")
-        return snapshot
+    def give(self, snapshot: Snapshot) -> None:
+        """One user does not need it any more, and what it launched from it has passed."""
+        snapshot.uses -= 1
+        if not snapshot.uses:
+            self._pool.give(snapshot.buffer, None)
 
-    def give(self, snapshot: NDArray[Any]) -> None:
-        """One user of the memory does not need it any more."""
-        memory = snapshot.base
-        assert isinstance(memory, np.ndarray)
-        self._uses[id(memory)] -= 1
-        if not self._uses[id(memory)]:
-            self._free[memory.size, memory.dtype].append(memory)
+
+def id_dtype(rows: int) -> torch.dtype:
+    """What ids of a table of ``rows`` rows cross the link as."""
+    return torch.int32 if rows < INDEX_LIMIT else torch.int64
 
 
 def bring_ids(
@@ -64,6 +61,10 @@ def bring_ids(
     positions = [batch.positions for batch in asked]
     if all(place is not None for place in positions) and _on_device(device, permute, positions, out):
         return
+    joined = _joined(asked)
+    if joined is not None:
+        device.copy(out, joined)
+        return
     hosts = [batch.host if batch.host is not None else _evaluated(batch) for batch in asked]
     total = sum(host.size for host in hosts if host is not None)
     buffer = pool.take(total * out.element_size())
@@ -72,11 +73,7 @@ def bring_ids(
     numbers = staged.numpy()
     start = filled = 0
     whole = total == out.numel()
-    joined = _joined(hosts) if whole else None
-    if joined is not None:
-        numbers[:] = joined
-        hosts = []
-    for batch, host in zip(asked, hosts, strict=False):
+    for batch, host in zip(asked, hosts, strict=True):
         target = out[start : start + batch.count]
         start += batch.count
         if host is not None:
@@ -106,23 +103,15 @@ def _on_device(device: Device, permute: Permute | None, positions: Sequence[Posi
     return True
 
 
-def _joined(hosts: Sequence[NDArray[Any] | None]) -> NDArray[Any] | None:
-    """The batches' ids as one array, where they lie one after the other in one memory: one copy takes them all."""
-    first = hosts[0]
-    memory = first.base if first is not None else None
-    if first is None or not isinstance(memory, np.ndarray):
-        return None
-    start = at = _offset(memory, first)
-    for host in hosts:
-        if host is None or host.base is not memory or _offset(memory, host) != at:
+def _joined(asked: Sequence[Asked]) -> Tensor | None:
+    """The batches' ids where they lie one after the other in one snapshot: one copy takes them all."""
+    snapshot, start = asked[0].snapshot, asked[0].start
+    at = start
+    for batch in asked:
+        if snapshot is None or batch.snapshot is not snapshot or batch.start != at:
             return None
-        at += host.size
-    return memory[start:at]
-
-
-def _offset(memory: NDArray[Any], part: NDArray[Any]) -> int:
-    """Where ``part`` begins in ``memory``, in elements."""
-    return (part.ctypes.data - memory.ctypes.data) // part.itemsize
+        at += batch.count
+    return snapshot.ids[start:at] if snapshot is not None else None
 
 
 def _evaluated(asked: Asked) -> NDArray[np.int64] | None:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ._flight import Failure, Request, TableWindow, Window
-from ._ids import bring_ids
-from ._requests import INDEX_LIMIT
+from ._ids import bring_ids, id_dtype
 from ._run import Run
 from ._staging import typed
 from ._window import Layout, Older, Sorted, arrange, count
@@ -141,7 +140,7 @@ class _Counting:
             self._counts = np.zeros((2 + len(self._older), batches), np.int64)
             return
         device, pool = self._device, self._run.parts.pool
-        dtype = torch.int32 if self.table.rows < INDEX_LIMIT else torch.int64
+        dtype = id_dtype(self.table.rows)
         lines = 2 + len(self._older)
         readback = pool.take(8 * lines * batches)
         host_counts = typed(readback, torch.int64, (lines, batches))

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rowferry.stores._device_contract import Device
@@ -15,17 +16,12 @@ from rowferry.stores._rows import check_index
 
 from ._containers import map_leaves
 from ._flight import Asked, Request
-from ._ids import Snapshots
+from ._ids import Snapshots, id_dtype
 from ._sampling import Positions, StatefulItem, rows_of
 from ._source import Source, Table
 from ._staging import PinnedPool
 
-INDEX_LIMIT = 2**31  # tables below it are addressed by int32: half the bytes across the link
-
-
-def id_dtype(rows: int) -> np.dtype[Any]:
-    """What ids of a table of ``rows`` rows cross the link as."""
-    return np.dtype(np.int32 if rows < INDEX_LIMIT else np.int64)
+TOGETHER = 1 << 14  # ids; batches smaller than this are checked and copied together
 
 
 def _is_plain(item: Any) -> bool:
@@ -60,7 +56,7 @@ class Requests:
         self._device = device
         self._pool = pool
         self._stages = pool is not None and device.asynchronous
-        self._snapshots = Snapshots() if pool is not None else None
+        self._snapshots = Snapshots(device, pool) if pool is not None else None
         self._number = first
         self._negative = negative
 
@@ -113,30 +109,34 @@ class Requests:
             return None
         assert self._snapshots is not None
         rows = self._source.tables[0].rows
-        ends = list(itertools.accumulate(len(array) for array in arrays))
+        ends = list(itertools.accumulate(map(len, arrays)))
         if not ends[-1]:
             return None
-        wide = self._snapshots.empty(ends[-1], np.dtype(np.int64))
-        np.concatenate(arrays, out=wide, casting="unsafe")  # uint64 beyond int64 comes out negative, and is refused below
-        snapshot = None
-        if int(wide.min()) >= 0 and int(wide.max()) < rows:
-            snapshot = self._snapshots.of(wide, id_dtype(rows), uses=len(arrays))
-        self._snapshots.give(wide)
-        if snapshot is None:
+        whole = np.concatenate(arrays, casting="unsafe", dtype=np.int64) if ends[-1] < TOGETHER * len(arrays) else None
+        if not all(map(self._in_range, arrays if whole is None else [whole])):
             return None  # negative or out of range: one by one, so that the error names its batch
+        snapshot = self._snapshots.empty(ends[-1], id_dtype(rows), uses=len(arrays))
+        ids = snapshot.ids.numpy()
+        if whole is not None:
+            ids[:] = whole
         requests = []
         for entry, start, stop in zip(drawn, (0, *ends), ends, strict=False):
-            asked = Asked((stop - start,), stop - start, snapshot[start:stop])
+            if whole is None:
+                ids[start:stop] = entry.item
+            asked = Asked((stop - start,), stop - start, ids[start:stop], snapshot=snapshot, start=start)
             requests.append(Request(self._number, entry.item, (asked,), entry.state))
             self._number += 1
         return requests
 
+    def _in_range(self, ids: NDArray[Any]) -> bool:
+        return not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < self._source.tables[0].rows)
+
     def done(self, request: Request) -> None:
         """The window of ``request`` is on its way: its ids are on the device, and the host's copies may be used again."""
         for asked in request.asked:
-            if asked.host is not None and self._snapshots is not None:
-                self._snapshots.give(asked.host)
-            asked.host = asked.device = asked.positions = None
+            if asked.snapshot is not None and self._snapshots is not None:
+                self._snapshots.give(asked.snapshot)
+            asked.host = asked.device = asked.positions = asked.snapshot = None
 
     def _asked(self, item: Any, number: int) -> tuple[Asked, ...]:
         found = rows_of(item, self._index, number)
@@ -150,8 +150,10 @@ class Requests:
         rows, shape = check_index(index, table.rows, name, negative=self._negative)
         if self._snapshots is None:
             return Asked(shape, rows.size, rows)
-        # The caller may change its array as soon as we have returned to it.
-        return Asked(shape, rows.size, self._snapshots.of(rows, id_dtype(table.rows)))
+        snapshot = self._snapshots.empty(rows.size, id_dtype(table.rows))
+        host = snapshot.ids.numpy()
+        host[:] = rows
+        return Asked(shape, rows.size, host, snapshot=snapshot)
 
     def _checked_on_device(self, index: Tensor, table: Table, name: str) -> Asked:
         if index.dtype.is_floating_point or index.dtype.is_complex:

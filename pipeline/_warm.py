@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from ._ids import id_dtype
 from ._movers import as_ints
-from ._requests import INDEX_LIMIT
 from ._run import Parts
 from ._window import Layout, Older, Sorted, arrange, count
 
@@ -17,7 +17,7 @@ def warm(parts: Parts) -> None:
         return
     device = parts.device
     with device.use(parts.streams.plan):
-        for dtype in {torch.int32 if table.rows < INDEX_LIMIT else torch.int64 for table in parts.source.tables}:
+        for dtype in {id_dtype(table.rows) for table in parts.source.tables}:
             _plan(parts, dtype)
         for column in (column for table in parts.source.tables for column in table.columns):
             rows = device.empty((2, *column.store.row_shape), column.store.dtype)

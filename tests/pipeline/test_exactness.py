@@ -126,7 +126,7 @@ def draw_loop(seed: int) -> Loop:
     rng = random.Random(seed)
     rows, count = rng.choice((4, 16, 64)), rng.randrange(4, 30)
     kind = rng.choice(("uniform", "same", "disjoint", "skewed"))
-    batches = []
+    batches: list[tuple[int, ...]] = []
     for number in range(count):
         size = rng.choice((0, 1, 3, 6, 10))
         if kind == "same":

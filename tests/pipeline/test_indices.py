@@ -16,7 +16,7 @@ from rowferry.pipeline import Pipeline
 Make = Callable[..., Pipeline]
 ROWS = 8
 
-KINDS: dict[str, tuple[Any, list[Any]]] = {
+KINDS: dict[str, tuple[Any, Any]] = {
     "list": ([3, 0, 3], [3, 0, 3]),
     "nested list": ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
     "tuple": ((5, 6), [5, 6]),
@@ -65,13 +65,13 @@ def test_every_kind_of_index_can_be_written_back(pipeline: Make, numbered: Calla
     with pipeline(values, batch_sampler=[[0], index, [1]], writable=True) as pipe:
         for number, batch in enumerate(pipe):
             if number == 1:
-                assert torch.equal(batch.rows, expected.unique())
+                assert torch.equal(batch.rows, torch.from_numpy(np.unique(expected.numpy())))
                 assert torch.equal(batch.rows[batch.inverse], expected)
                 assert batch.inverse.shape == expected.shape
                 assert torch.equal(batch.lookup(), numbered(ROWS)[expected])
                 batch.write_back(batch.values + 1)
     changed = numbered(ROWS)
-    changed[expected.unique()] += 1
+    changed[np.unique(expected.numpy())] += 1
     assert torch.equal(values, changed)
 
 

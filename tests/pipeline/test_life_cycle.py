@@ -118,7 +118,7 @@ def test_a_reading_pipeline_has_no_writer(ahead: Make, numbered: Callable[..., T
 
 
 @pytest.mark.parametrize("mover", ["local", "copy"])
-def test_without_lookahead_and_for_local_rows_no_thread_is_started(numbered: Callable[..., Tensor], mover: str) -> None:
+def test_without_lookahead_and_for_local_rows_no_thread_is_started(numbered: Callable[..., Tensor], mover: Any) -> None:
     lookahead = 0 if mover == "copy" else 4
     with Pipeline(
         numbered(40),
@@ -126,7 +126,7 @@ def test_without_lookahead_and_for_local_rows_no_thread_is_started(numbered: Cal
         device="cpu",
         mover=mover,
         lookahead=lookahead,
-        writable=True,  # type: ignore[arg-type]
+        writable=True,
     ) as pipe:
         for batch in pipe:
             batch.write_back()
@@ -313,7 +313,7 @@ next(batches)
 
 def _child(pipe: Pipeline, batches: Any, answers: Any) -> None:
     said = []
-    for call in (lambda: iter(pipe), lambda: pipe.flush(), lambda: next(batches)):
+    for call in (lambda: iter(pipe), pipe.flush, lambda: next(batches)):
         try:
             call()
             said.append("nothing")

@@ -104,19 +104,24 @@ class Late:
         return out
 
 
+def double_and_add(values: Tensor, number: int) -> None:
+    values.mul_(2).add_(number)
+
+
 def items_and_rows_on_the_device(seed: int, device: SimulatedDevice) -> None:
     """Items carry tensors of the host and objects of the device; the rows live on the device and never cross."""
     rng = random.Random(seed)
     memory, plain = torch.arange(16, dtype=torch.float32).view(8, 2), torch.arange(16, dtype=torch.float32).view(8, 2)
     index = [np.array([rng.randrange(8) for _ in range(rng.choice((1, 2, 4)))]) for _ in range(8)]
 
-    def items() -> Iterator[dict[str, Any]]:
-        for number, rows in enumerate(index):
-            yield {"rows": rows, "label": torch.full((3,), number), "late": Late(device, number)}
+    class Items:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            for number, rows in enumerate(index):
+                yield {"rows": rows, "label": torch.full((3,), number), "late": Late(device, number)}
 
     pipe = Pipeline(
         ArrayStore(memory),
-        batch_sampler=[None],
+        batch_sampler=Items(),
         index="rows",
         device=device,  # type: ignore[arg-type]  # a simulated device is taken as it is
         lookahead=rng.choice((1, 2, 4)),
@@ -125,7 +130,6 @@ def items_and_rows_on_the_device(seed: int, device: SimulatedDevice) -> None:
         writable=True,
         staging_bytes=1 << 14,
     )
-    pipe._batches = _Anew(items)  # type: ignore[assignment]
     assert pipe._parts is not None
     store = pipe._source.tables[0].columns[0].store
     pipe._parts.movers[0][0] = Resident(device, store)  # type: ignore[index]  # a list
@@ -137,9 +141,9 @@ def items_and_rows_on_the_device(seed: int, device: SimulatedDevice) -> None:
             values, label, late = batch.values, batch.item["label"], batch.item["late"]
             noted = [torch.empty(tuple(values.shape)), torch.empty(3, dtype=torch.int64), torch.empty(2)]
             for into, tensor in zip(noted, (values, label, late), strict=True):
-                device.launch("note", lambda into=into, tensor=tensor: into.copy_(tensor), reads=[tensor])
+                device.launch("note", functools.partial(Tensor.copy_, into, tensor), reads=[tensor])
             seen.append(noted)
-            device.launch("step", lambda values=values, n=number: values.mul_(2).add_(n), reads=[values], writes=[values])
+            device.launch("step", functools.partial(double_and_add, values, number), reads=[values], writes=[values])
             batch.write_back()
             del values, label, late, batch
             host.pause()
@@ -153,17 +157,6 @@ def items_and_rows_on_the_device(seed: int, device: SimulatedDevice) -> None:
     assert torch.equal(memory, plain)
     if device.races or host.escaped:
         raise [*device.races, *host.escaped][0]
-
-
-class _Anew:
-    """A source of batches whose items are made while they are drawn."""
-
-    def __init__(self, items: Callable[[], Iterator[Any]]) -> None:
-        self._items = items
-
-    def epoch(self, number: int, skip: int = 0, state: Any = None) -> Iterator[Any]:
-        del number, skip, state
-        return self._items()
 
 
 def lost_rows_are_counted(seed: int, device: SimulatedDevice) -> None:

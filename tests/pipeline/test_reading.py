@@ -127,7 +127,7 @@ def test_a_sampler_of_row_numbers_is_grouped_by_batch_size(pipeline: Make, numbe
 
 def test_a_shuffled_epoch_has_every_row_once(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
     with pipeline(numbered(50), batch_size=8, shuffle=True) as pipe:
-        seen = sum(rows_seen(pipe), [])
+        seen = [row for rows in rows_seen(pipe) for row in rows]
     assert seen != sorted(seen)
     assert sorted(seen) == list(range(50))
 

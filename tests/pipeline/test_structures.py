@@ -44,7 +44,7 @@ def test_a_tuple_gives_a_tuple_that_unpacks_indexes_and_measures(pipeline: Make,
 
 
 def test_a_dict_gives_a_dict_with_the_same_keys_in_the_same_order(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
-    source = {"x": numbered(6), 7: torch.arange(6)}
+    source: dict[Any, Tensor] = {"x": numbered(6), 7: torch.arange(6)}
     with pipeline(source, batch_sampler=[[4, 1]]) as pipe:
         batch = next(iter(pipe))
     assert list(batch.data) == list(batch) == ["x", 7]

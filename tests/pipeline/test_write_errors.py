@@ -232,10 +232,11 @@ def test_after_rows_were_lost_the_store_can_be_written_by_another_pipeline(
     windowed: Make, numbered: Callable[..., Tensor]
 ) -> None:
     store = FailingStore(ArrayStore(numbered(8)), DiskError("full"), broken=True)
-    with pytest.raises(DiskError), windowed(store, batch_size=4, writable=True, fetch=False) as pipe:
-        for batch in pipe:
-            batch.write_back(torch.zeros(4, 3))
-            break
+    pipe = windowed(store, batch_size=4, writable=True, fetch=False)
+    batches = iter(pipe)
+    next(batches).write_back(torch.zeros(4, 3))
+    with pytest.raises(DiskError):
+        pipe.close()
     store.heal()
     with windowed(store, batch_size=4, writable=True) as pipe:
         for batch in pipe:
@@ -244,13 +245,15 @@ def test_after_rows_were_lost_the_store_can_be_written_by_another_pipeline(
 
 def test_an_error_of_the_loop_body_is_not_hidden_by_a_failed_drain(ahead: Make, numbered: Callable[..., Tensor]) -> None:
     store = FailingStore(ArrayStore(numbered(8)), DiskError("full"), broken=True)
-    with (
-        pytest.raises((ZeroDivisionError, DiskError)) as caught,
-        ahead(store, batch_size=4, writable=True, fetch=False) as pipe,
-    ):
-        for batch in pipe:
-            batch.write_back(torch.zeros(4, 3))
-            raise ZeroDivisionError("mine")
+
+    def train() -> None:
+        with ahead(store, batch_size=4, writable=True, fetch=False) as pipe:
+            for batch in pipe:
+                batch.write_back(torch.zeros(4, 3))
+                raise ZeroDivisionError("mine")
+
+    with pytest.raises((ZeroDivisionError, DiskError)) as caught:
+        train()
     assert isinstance(caught.value, ZeroDivisionError) or isinstance(caught.value.__context__, ZeroDivisionError)
 
 
@@ -305,7 +308,12 @@ def test_flush_waits_for_writes_to_land(ahead: Make, stuck: SlowStore) -> None:
     with ahead(stuck, batch_size=4, writable=True) as pipe:
         batches = iter(pipe)
         next(batches).write_back(torch.full((4, 3), 7.0))
-        opener = threading.Thread(target=lambda: (stuck.blocked.wait(5), stuck.writes.set()))
+
+        def open_the_gate() -> None:
+            stuck.blocked.wait(5)
+            stuck.writes.set()
+
+        opener = threading.Thread(target=open_the_gate)
         opener.start()
         pipe.flush()
         opener.join()
