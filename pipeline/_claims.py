@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from rowferry.stores import Store
 
@@ -17,46 +20,78 @@ class Writer(Protocol):
         """All that was written is in the stores when this returns."""
 
 
-class Claim:
-    """A writable pipeline's hold on its stores."""
+@dataclass(frozen=True)
+class _Extent:
+    """What a store writes to: a file or a memory by identity, and memory by address too, since views may overlap."""
 
-    def __init__(self, identities: list[Hashable]) -> None:
-        self._identities = identities
+    identity: Hashable
+    device: torch.device
+    start: int
+    stop: int
+
+    def meets(self, other: _Extent) -> bool:
+        """Whether writing one changes the other."""
+        if self.identity == other.identity:
+            return True
+        return self.device == other.device and self.start < other.stop and other.start < self.stop
+
+
+def _extent(store: Store) -> _Extent:
+    memory = store.memory
+    start = memory.data_ptr() if memory is not None else 0
+    return _Extent(store.identity, store.device, start, start + (store.nbytes if memory is not None else 0))
+
+
+class Claim:
+    """A writable pipeline's hold on its stores, until ``release``."""
+
+    def __init__(self, writer: Writer, extents: list[_Extent]) -> None:
+        self.writer = weakref.ref(writer)
+        self.extents = extents
 
     def release(self) -> None:
         """Others may write them now."""
-        with _WRITERS_LOCK:
-            for identity in self._identities:
-                _WRITERS.pop(identity, None)
+        with _LOCK:
+            if self in _CLAIMS:
+                _CLAIMS.remove(self)
 
 
-_WRITERS: dict[Hashable, weakref.ref[Writer]] = {}
-_WRITERS_LOCK = threading.Lock()  # guards _WRITERS: which pipeline writes which store, process-wide
+_CLAIMS: list[Claim] = []
+_LOCK = threading.Lock()  # guards _CLAIMS: which pipeline writes what, process-wide
 
 
 def claim(pipe: Writer, stores: list[Store]) -> Claim:
-    """Refuse read-only stores, the same one twice, and one that another live pipeline writes."""
-    identities: list[Hashable] = []
+    """Refuse read-only stores, the same memory twice, and what another live pipeline writes."""
+    extents: list[_Extent] = []
     for store in stores:
         if not store.writable:
             raise PermissionError(f"{store.name} is read-only; a writable pipeline needs it opened with mode='r+'")
-        if store.identity in identities:
-            raise ValueError(f"{store.name} appears twice in source; a writable pipeline needs each store's memory once")
-        identities.append(store.identity)
-    with _WRITERS_LOCK:
-        for store in stores:
-            other = _WRITERS.get(store.identity)
-            if other is not None and other() is not None:
-                raise RuntimeError(f"{store.name} is already written by {other()!r}; close that pipeline first")
-        for identity in identities:
-            _WRITERS[identity] = weakref.ref(pipe)
-    return Claim(identities)
+        extent = _extent(store)
+        if any(extent.meets(other) for other in extents):
+            raise ValueError(f"memory of {store.name} appears twice in source; a writable pipeline needs each row once")
+        extents.append(extent)
+    with _LOCK:
+        _CLAIMS[:] = [held for held in _CLAIMS if held.writer() is not None]
+        for store, extent in zip(stores, extents, strict=True):
+            writer = _writer_of(extent)
+            if writer is not None:
+                raise RuntimeError(f"{store.name} is already written by {writer!r}; close that pipeline first")
+        made = Claim(pipe, extents)
+        _CLAIMS.append(made)
+    return made
 
 
 def drain_writer_of(store: Store, reader: Writer) -> None:
     """A reader that begins sees what a live writer of the same store has written so far."""
-    with _WRITERS_LOCK:
-        reference = _WRITERS.get(store.identity)
-    writer = reference() if reference is not None else None
+    with _LOCK:
+        writer = _writer_of(_extent(store))
     if writer is not None and writer is not reader:
         writer.flush()
+
+
+def _writer_of(extent: _Extent) -> Writer | None:
+    """Under the lock."""
+    for held in _CLAIMS:
+        if any(extent.meets(other) for other in held.extents):
+            return held.writer()
+    return None

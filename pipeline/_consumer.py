@@ -14,7 +14,7 @@ from . import _marks
 from ._flight import Window
 from ._producer import carry
 from ._run import DrainJob, Run
-from ._serving import Taken, serve, write
+from ._serving import Taken, check_values, serve, write
 
 
 @final
@@ -50,6 +50,10 @@ class Consumer:
 
     def write(self, window: Window, batch: int, values: dict[tuple[int, int], Tensor]) -> None:
         """Put a batch's rows back into its slot, on the current stream. See ``_serving.write``."""
+        tables = self._run.parts.source.tables
+        for (table, column), rows in values.items():
+            start, stop = window.tables[table].pair_span(batch)
+            check_values(rows, tables[table].columns[column], stop - start, self._device)
         self._enter()
         write(self._run, self._stream, window, batch, values)
 
@@ -226,9 +230,15 @@ class Consumer:
         """Changed rows that have not reached their store, counted a column."""
         waiting = 0
         for job in self._run.jobs:
-            for marks in job.lists.values() if job.lists is not None else ():
-                waiting += _marks.count(self._device, marks)
+            lists = job.lists.values() if job.lists is not None else self._marks_left(job.window)
+            waiting += sum(_marks.count(self._device, marks) for marks in lists)
         return waiting
+
+    @staticmethod
+    def _marks_left(window: Window) -> list[Tensor]:
+        """Marks of rows that the window kept for a carry, by column."""
+        carved = {number: table.carved for number, table in enumerate(window.tables)}
+        return [found.marks[column] for table, column in sorted(window.marked) if (found := carved[table]) is not None]
 
     def settle(self) -> None:
         """Block until the work on our own streams, and what was launched on the consumer's, has passed."""

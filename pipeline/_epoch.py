@@ -1,4 +1,4 @@
-"""One live epoch: the iterator behind ``iter(pipe)``, and its one ordered, idempotent teardown."""
+"""One live epoch: the iterator behind ``iter(pipe)``. It turns what a server serves into the user's batches."""
 
 from __future__ import annotations
 
@@ -7,123 +7,19 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, final
-
-from torch import Tensor
+from typing import Any, final
 
 from rowferry.stores._device_contract import Device
 
 from ._batch import Batch, WritableBatch, spread
-from ._consumer import Consumer
-from ._engine import Host
-from ._producer import produce
-from ._requests import Requests
-from ._run import Parts, Run
+from ._server import Server, Windowed
 from ._serving import Taken
-from ._slots import Slots
 from ._source import Source
 from ._stats import Counters
-from ._writer import write
 
 logger = logging.getLogger("rowferry")
 
 ABANDON_SECONDS = 5.0  # a finalizer waits this long for writes to land
-STOP_SECONDS = 1.0  # reading stops within this, or its thread is stuck inside a store and is abandoned
-
-
-class Server(Protocol):
-    """What serves batches: ``LocalConsumer``, or ``Windowed``."""
-
-    def next(self) -> Taken:
-        """The next batch's tensors; StopIteration at the end."""
-
-    def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
-        """Put rows of the batch back."""
-
-    def flush(self) -> None:
-        """Return when all that was written is in the stores."""
-
-    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
-        """End it: with ``drain``, first write what is left."""
-
-
-@final
-class Windowed:
-    """A consumer with its producer and writer running. Guarantees: ``finish`` leaves no thread that is not stuck."""
-
-    def __init__(self, parts: Parts, host: Host, requests: Requests) -> None:
-        self.run = Run(parts, host, requests, Slots(parts.settings.depth))
-        self._consumer = Consumer(self.run)
-        self._finished = False
-        here = parts.device.record(parts.device.current())
-        for stream in parts.streams.all():  # prefetch starts after what the caller's stream had queued
-            parts.device.wait(stream, here)
-        for movers in parts.movers:
-            for mover in movers:
-                mover.bind(host)
-        host.start("producer", produce(self.run), self.run.escaped)
-        if parts.settings.writable:
-            host.start("writer", write(self.run), self.run.escaped)
-
-    def next(self) -> Taken:
-        settings = self.run.parts.settings
-        taken = self._consumer.next()
-        if settings.inline and settings.writable and self.run.jobs:
-            self._consumer.wait_drained()
-        return taken
-
-    def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
-        assert taken.window is not None
-        self._consumer.write(taken.window, taken.batch, values)
-
-    def flush(self) -> None:
-        self._consumer.flush()
-
-    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
-        """Steps, each with its reason: list the last window's rows (they are still only in its slot); wait for the
-        writer (its source is the slots); then let both tasks end (they wait under a predicate that sees ``closing``).
-        """
-        if self._finished:
-            return
-        run, error = self.run, None
-        if drain and run.parts.settings.writable:
-            error = self._drain_last(timeout)
-        self._finished = True
-        with run.host.lock:
-            run.closing = True
-            run.jobs.clear()
-        run.host.notify()
-        stuck = run.host.stop(STOP_SECONDS)
-        if stuck:
-            logger.error("abandoned %s, stuck inside a store; its buffers are kept", ", ".join(stuck))
-            _KEPT.append(run)
-        else:
-            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
-            run.parts.pool.reclaim()
-        if error is not None:
-            raise error
-
-    def _drain_last(self, timeout: float | None) -> Exception | None:
-        """Everything changed goes to the stores; each failed drain is tried once more. The error that remains."""
-        run = self.run
-        self._consumer.end_window()
-        self._consumer.drain_kept()
-        tried: Any = None
-        while True:
-            try:
-                if self._consumer.wait_drained(timeout):
-                    return None
-                rows = self._consumer.rows_waiting()
-                return TimeoutError(f"{rows} changed rows did not reach their stores in {timeout} seconds and are lost")
-            except Exception as failed:
-                job = run.jobs[0] if run.jobs else None
-                if job is None or job is tried:
-                    failed.add_note(f"{self._consumer.rows_waiting()} changed rows are lost: the pipeline was closed")
-                    return failed
-                tried = job
-
-
-_KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never freed, on purpose
 
 
 @final
@@ -147,7 +43,9 @@ class Epoch(Iterator[Any]):
         self._counters = counters
         self._on_batch, self._on_write, self._on_end = on_batch, on_write, on_end
         self._taken: Taken | None = None
+        self._pid = os.getpid()
         self._over = False
+        self._superseded = False
         self._finalizer = weakref.finalize(self, _abandon, server, counters)
         counters.epoch_begins()
 
@@ -156,7 +54,12 @@ class Epoch(Iterator[Any]):
 
     def __next__(self) -> Any:  # a Batch, or of a writable pipeline a WritableBatch
         if self._over:
+            if self._superseded:
+                raise RuntimeError(
+                    "a later iter() of the same pipeline ended this iterator; make a second pipeline to read twice at once"
+                )
             raise StopIteration
+        refuse_fork(self._pid)
         refuse_capture(self._device, "next()")
         self._taken = None
         try:
@@ -177,6 +80,12 @@ class Epoch(Iterator[Any]):
         """All that was written is in the stores' own keeping when this returns."""
         if not self._over:
             self._server.flush()
+
+    def supersede(self) -> None:
+        """A later iterator takes over."""
+        if not self._over:
+            self._superseded = True
+            self.finish(drain=True)
 
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """End the epoch; idempotent."""
@@ -259,6 +168,15 @@ class Epoch(Iterator[Any]):
         return run.parts.settings.fetch if run is not None else getattr(self._server, "fetch", True)
 
 
+def refuse_fork(pid: int) -> None:
+    """Raise RuntimeError in a child that was forked from ``pid``."""
+    if os.getpid() != pid:
+        raise RuntimeError(
+            "a pipeline cannot be used in a forked child: threads and CUDA do not survive a fork; start workers with the "
+            "'spawn' method and make the pipeline there"
+        )
+
+
 def refuse_capture(device: Device, call: str) -> None:
     """Raise RuntimeError while the current stream is captured: a graph cannot hold what a pipeline does."""
     if device.capturing():
@@ -287,8 +205,7 @@ def _raising(error: Exception) -> Iterator[Any]:
 def _abandon(server: Server, counters: Counters) -> None:
     """The iterator was dropped: reading stops, what was written is drained where that is possible."""
     counters.epoch_ends()
-    pid = os.getpid()
-    if isinstance(server, Windowed) and server.run.parts.pid != pid:
+    if isinstance(server, Windowed) and server.run.parts.pid != os.getpid():
         return  # a forked child must not touch its parent's device
     try:
         server.finish(drain=True, timeout=ABANDON_SECONDS)

@@ -61,31 +61,31 @@ def bring_ids(
     positions = [batch.positions for batch in asked]
     if all(place is not None for place in positions) and _on_device(device, permute, positions, out):
         return
-    joined = _joined(asked)
-    if joined is not None:
-        device.copy(out, joined)
-        return
-    hosts = [batch.host if batch.host is not None else _evaluated(batch) for batch in asked]
-    total = sum(host.size for host in hosts if host is not None)
-    buffer = pool.take(total * out.element_size())
-    staged = typed(buffer, out.dtype, (total,))
-    device.host_writes(staged)
-    numbers = staged.numpy()
-    start = filled = 0
-    whole = total == out.numel()
-    for batch, host in zip(asked, hosts, strict=True):
-        target = out[start : start + batch.count]
-        start += batch.count
-        if host is not None:
-            numbers[filled : filled + host.size] = host
-            if not whole and host.size:
-                device.copy(target, staged[filled : filled + host.size])
-            filled += host.size
+    hosts = [_evaluated(batch) for batch in asked]
+    buffer = pool.take(sum(host.size for host in hosts if host is not None) * out.element_size())
+    start = filled = number = 0
+    while number < len(asked):
+        batch, host = asked[number], hosts[number]
+        together = 1
+        if batch.snapshot is not None:
+            together, ids = _joined(asked, number)
+            _bring(device, out[start : start + ids.numel()], ids)
+        elif host is not None:
+            staged = typed(buffer[filled:], out.dtype, (host.size,))
+            device.host_writes(staged)
+            staged.numpy()[:] = host
+            filled += host.size * out.element_size()
+            _bring(device, out[start : start + host.size], staged)
         elif batch.device is not None and batch.count:
-            _copy(device, target, batch.device)
-    if whole and total:
-        device.copy(out, staged)
+            _copy(device, out[start : start + batch.count], batch.device)
+        start += sum(one.count for one in asked[number : number + together])
+        number += together
     pool.give(buffer, device.record(stream))
+
+
+def _bring(device: Device, out: Tensor, pinned: Tensor) -> None:
+    if out.numel():
+        device.copy(out, pinned)
 
 
 def _on_device(device: Device, permute: Permute | None, positions: Sequence[Positions | None], out: Tensor) -> bool:
@@ -103,15 +103,15 @@ def _on_device(device: Device, permute: Permute | None, positions: Sequence[Posi
     return True
 
 
-def _joined(asked: Sequence[Asked]) -> Tensor | None:
-    """The batches' ids where they lie one after the other in one snapshot: one copy takes them all."""
-    snapshot, start = asked[0].snapshot, asked[0].start
-    at = start
-    for batch in asked:
-        if snapshot is None or batch.snapshot is not snapshot or batch.start != at:
-            return None
-        at += batch.count
-    return snapshot.ids[start:at] if snapshot is not None else None
+def _joined(asked: Sequence[Asked], first: int) -> tuple[int, Tensor]:
+    """How many batches from ``first`` on have their ids one after the other in one snapshot, and those ids."""
+    snapshot, start = asked[first].snapshot, asked[first].start
+    assert snapshot is not None
+    stop, number = start, first
+    while number < len(asked) and asked[number].snapshot is snapshot and asked[number].start == stop:
+        stop += asked[number].count
+        number += 1
+    return number - first, snapshot.ids[start:stop]
 
 
 def _evaluated(asked: Asked) -> NDArray[np.int64] | None:

@@ -21,11 +21,42 @@ from ._sampling import Positions, StatefulItem, rows_of
 from ._source import Source, Table
 from ._staging import PinnedPool
 
-TOGETHER = 1 << 14  # ids; batches smaller than this are checked and copied together
+TOGETHER = 1 << 14  # ids; batches of fewer are checked and pinned together
 
 
-def _is_plain(item: Any) -> bool:
-    return type(item) is np.ndarray and item.ndim == 1 and item.dtype.kind in "iu"
+@final
+class _SmallBatches:
+    """Plain arrays of a few ids, copied one after the other as they are drawn.
+
+    Few long calls afterwards: each call that gives up the GIL for a moment costs a small batch more than its own work.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[StatefulItem] = []
+        self._ends: list[int] = []
+        self._ids = np.empty(0, np.int64)
+
+    def add(self, entry: StatefulItem) -> bool:
+        """Copy the entry's array; False when it is something else, or large enough to be worth calls of its own."""
+        item = entry.item
+        if type(item) is not np.ndarray or item.ndim != 1 or item.dtype.kind not in "iu" or item.size >= TOGETHER:
+            return False
+        start = self._ends[-1] if self._ends else 0
+        stop = start + item.size
+        if stop > self._ids.size:
+            grown = np.empty(max(2 * stop, TOGETHER), np.int64)
+            grown[:start] = self._ids[:start]
+            self._ids = grown
+        np.copyto(self._ids[start:stop], item, casting="unsafe")  # uint64 past int64 turns negative, and is refused
+        self._entries.append(entry)
+        self._ends.append(stop)
+        return True
+
+    def take(self) -> tuple[list[StatefulItem], list[int], NDArray[np.int64]]:
+        """What was added since the last call: entries, where the ids of each end, and the ids."""
+        entries, ends = self._entries, self._ends
+        self._entries, self._ends = [], []
+        return entries, ends, self._ids[: ends[-1]] if ends else self._ids[:0]
 
 
 @final
@@ -63,73 +94,59 @@ class Requests:
     def take(self, stream: Any, wanted: int) -> tuple[list[Request], bool, Exception | None]:
         """Up to ``wanted`` next batches; whether the sampler has ended; what it, or a bad index, failed with after them.
 
-        ``stream`` is current while the sampler runs.
+        ``stream`` is current while the sampler runs. An array is copied when it is drawn: the sampler may change it then.
         """
-        drawn: list[Any] = []
+        requests: list[Request] = []
+        small = _SmallBatches()
         error: Exception | None = None
+        drawn = 0
         with self._device.use(stream):
             try:
-                for entry in itertools.islice(self._items, wanted):  # keeps what came before an error
-                    drawn.append(entry)
+                for entry in itertools.islice(self._items, wanted):
+                    drawn += 1
+                    if self._snapshots is not None and self._index is None and small.add(entry):
+                        continue
+                    self._close(small, requests, stream)
+                    requests.append(self._request(entry, entry.item, stream))
             except Exception as failed:
                 error = failed
-            ended = error is None and len(drawn) < wanted
-            requests = self._plain(drawn)
-            if requests is None:
-                requests = []
-                try:
-                    for entry in drawn:
-                        requests.append(self._request(entry, stream))
-                except Exception as failed:
-                    return requests, False, failed
-            return requests, ended, error
+            try:
+                self._close(small, requests, stream)
+            except Exception as failed:  # of a batch before the one that failed above
+                error = failed
+        return requests, error is None and drawn < wanted, error
 
-    def _request(self, entry: StatefulItem, stream: Any) -> Request:
+    def _request(self, entry: StatefulItem, ids: Any, stream: Any) -> Request:
+        """One batch. ``ids`` is the item, or a copy of it where that is a small array."""
         number, self._number = self._number, self._number + 1
         item = entry.item
         if isinstance(item, Positions):
             return Request(number, None, (Asked((len(item),), len(item), None, positions=item),), entry.state)
-        asked = self._asked(item, number)
+        asked = self._asked(ids, number)
         pinned: list[Tensor] = []
         walk = self._index is not None or isinstance(item, Tensor)  # else the item is the index: not a call a row
-        staged = map_leaves(item, lambda leaf: self._stage(leaf, pinned)) if walk and self._stages else item
+        staged = map_leaves(item, lambda leaf: self._stage(leaf, pinned)) if walk and self._snapshots is not None else item
         taken = self._device.record(stream) if walk and self._stages else None
         return Request(number, staged, asked, entry.state, pinned, taken, walk)
 
-    def _plain(self, drawn: list[StatefulItem]) -> list[Request] | None:
-        """Batches that are all simple arrays of rows in range, checked and copied together; None when they are not.
-
-        Few long calls: each call that gives up the GIL for a moment costs a small batch more than its own work.
-        """
-        arrays = [entry.item for entry in drawn]
-        simple = self._index is None and self._snapshots is not None and len(arrays) > 1
-        if not simple or not all(
-            type(array) is np.ndarray and array.ndim == 1 and array.dtype.kind in "iu" for array in arrays
-        ):
-            return None
-        assert self._snapshots is not None
+    def _close(self, small: _SmallBatches, requests: list[Request], stream: Any) -> None:
+        """Check the small batches drawn so far together, and pin their ids in one piece."""
+        entries, ends, ids = small.take()
+        if not entries:
+            return
         rows = self._source.tables[0].rows
-        ends = list(itertools.accumulate(map(len, arrays)))
-        if not ends[-1]:
-            return None
-        whole = np.concatenate(arrays, casting="unsafe", dtype=np.int64) if ends[-1] < TOGETHER * len(arrays) else None
-        if not all(map(self._in_range, arrays if whole is None else [whole])):
-            return None  # negative or out of range: one by one, so that the error names its batch
-        snapshot = self._snapshots.empty(ends[-1], id_dtype(rows), uses=len(arrays))
-        ids = snapshot.ids.numpy()
-        if whole is not None:
-            ids[:] = whole
-        requests = []
-        for entry, start, stop in zip(drawn, (0, *ends), ends, strict=False):
-            if whole is None:
-                ids[start:stop] = entry.item
-            asked = Asked((stop - start,), stop - start, ids[start:stop], snapshot=snapshot, start=start)
+        if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
+            for entry, start, stop in zip(entries, (0, *ends), ends, strict=False):  # so that the error names its batch
+                requests.append(self._request(entry, ids[start:stop], stream))
+            return
+        assert self._snapshots is not None
+        snapshot = self._snapshots.empty(ids.size, id_dtype(rows), uses=len(entries))
+        host = snapshot.ids.numpy()
+        host[:] = ids
+        for entry, start, stop in zip(entries, (0, *ends), ends, strict=False):
+            asked = Asked((stop - start,), stop - start, host[start:stop], snapshot=snapshot, start=start)
             requests.append(Request(self._number, entry.item, (asked,), entry.state))
             self._number += 1
-        return requests
-
-    def _in_range(self, ids: NDArray[Any]) -> bool:
-        return not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < self._source.tables[0].rows)
 
     def done(self, request: Request) -> None:
         """The window of ``request`` is on its way: its ids are on the device, and the host's copies may be used again."""
@@ -173,11 +190,11 @@ class Requests:
         return Asked(tuple(index.shape), flat.numel(), None, flat)
 
     def _stage(self, leaf: Any, pinned: list[Tensor]) -> Any:
-        """A host tensor of an item as pinned memory, for a copy that does not block; other leaves unchanged."""
+        """A host tensor of an item as it is now, in pinned memory for a copy that does not block; other leaves unchanged."""
         if not isinstance(leaf, Tensor) or leaf.device.type != "cpu" or leaf.layout != torch.strided or leaf.is_quantized:
             return leaf
         assert self._pool is not None
-        if leaf.numel() == 0:
+        if leaf.numel() == 0 or not self._device.asynchronous:
             return leaf.clone()
         view, buffer = self._pool.upload(leaf.detach().contiguous())
         pinned.append(buffer)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rowferry.stores._casts import cast
+from rowferry.stores._casts import cast, castable
 from rowferry.stores._device_contract import Device
 
 from . import _marks
@@ -92,10 +92,11 @@ def _group(run: Run, stream: Any, window: Window, batch: int) -> Group:
         return group
     device, tables = run.parts.device, run.parts.source.tables
     last, nbytes = batch, 0
-    while last < len(window.requests) and (last == batch or nbytes < GROUP_BYTES):
+    most = GROUP_BYTES if device.asynchronous else 0  # where a launch costs nothing, each batch has memory of its own
+    while last < len(window.requests) and (last == batch or nbytes < most):
         asked = window.requests[last].asked
         nbytes += sum(one.count * table.row_nbytes for one, table in zip(asked, tables, strict=True))
-        if last > batch and nbytes > GROUP_BYTES:
+        if last > batch and nbytes > most:
             break
         last += 1
     group = window.group = Group(batch, last, stream, [], [], [])
@@ -124,8 +125,7 @@ def check_values(rows: Any, column: Column, count: int, device: Device) -> None:
         )
     if rows.device != device.torch:
         raise ValueError(f"values for {column.label} are on {rows.device}; the pipeline's rows are on {device.torch}")
-    if rows.dtype.is_complex and not column.store.dtype.is_complex:
-        raise TypeError(f"values for {column.label} are {rows.dtype}; the store has {column.store.dtype}")
+    castable(rows.dtype, column.store.dtype)
 
 
 def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tuple[int, int], Tensor]) -> None:

@@ -15,12 +15,13 @@ from rowferry.stores._device_contract import Device
 
 from . import _assembly, _claims
 from ._engine import Host, Inline, Threads
-from ._epoch import Epoch, Windowed, first_here, refuse_capture
+from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
 from ._sampling import make_source as make_batches
+from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
 from ._stats import Counters, Stats
@@ -99,15 +100,14 @@ class Pipeline:
             batch_sampler=batch_sampler,
             seed=seed,
         )
-        if self._source.several and batch_sampler is None:
-            raise ValueError("several tables have row numbers of their own, so index= needs a batch_sampler that yields items")
+        if index is not None and batch_sampler is None:
+            raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)
         self._counters = Counters()
         self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host
-        self._claim = _claims.claim(self, self._source.stores) if writable else None
         self._parts: Parts | None = None
         if any(name != "local" for name in self._movers):
             self._parts = _assembly.make_parts(
@@ -123,6 +123,7 @@ class Pipeline:
             warm(self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
+        self._claim = _claims.claim(self, self._source.stores) if writable else None
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
@@ -133,7 +134,9 @@ class Pipeline:
     def __iter__(self) -> Epoch:
         """Begin the next epoch; a live one ends first, after its writes have landed."""
         self._require_usable()
-        self._end_live()
+        live = self._live() if self._live is not None else None
+        if live is not None:
+            live.supersede()
         epoch, skip, state = self._progress.next_epoch()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)
@@ -267,11 +270,7 @@ class Pipeline:
         return f"<Pipeline: {what} {way} on {self._device.torch} by {movers}; {state}; {self.stats().verdict}>"
 
     def _require_usable(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                "a pipeline cannot be used in a forked child: threads and CUDA do not survive a fork; start workers with the "
-                "'spawn' method and make the pipeline there"
-            )
+        refuse_fork(self._pid)
         if self._closed:
             raise RuntimeError("the pipeline is closed; make a new one")
         refuse_capture(self._device, "the pipeline")

@@ -25,8 +25,7 @@ def taken_until_error(pipe: Pipeline, kind: type[BaseException]) -> tuple[list[i
     """Numbers of the batches that arrive, and the error that ends them."""
     seen: list[int] = []
     with pytest.raises(kind) as caught:
-        for batch in pipe:
-            seen.append(batch.number)
+        seen.extend(batch.number for batch in pipe)
     return seen, caught.value
 
 
@@ -107,19 +106,23 @@ def test_a_sampler_that_raises_at_once_is_heard_in_next(pipeline: Make, numbered
             next(batches)
 
 
+def interrupted(pipe: Pipeline) -> None:
+    for batch in pipe:
+        if batch.number == 2:
+            raise ZeroDivisionError("mine")
+
+
 def test_an_error_in_the_loop_body_leaves_the_pipeline_usable(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
     with pipeline(numbered(20), batch_size=4) as pipe:
         with pytest.raises(ZeroDivisionError):
-            for batch in pipe:
-                if batch.number == 2:
-                    raise ZeroDivisionError
+            interrupted(pipe)
         assert [batch.number for batch in pipe] == list(range(5))
 
 
 def test_an_error_in_the_loop_body_leaves_with_as_it_is(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
-    with pytest.raises(ZeroDivisionError, match="mine"), pipeline(numbered(20), batch_size=4) as pipe:
-        for _ in pipe:
-            raise ZeroDivisionError("mine")
+    pipe = pipeline(numbered(20), batch_size=4)
+    with pytest.raises(ZeroDivisionError, match="mine"), pipe:
+        interrupted(pipe)
 
 
 # ---- what does not fit ------------------------------------------------------------------------------------------

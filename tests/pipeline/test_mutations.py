@@ -35,6 +35,7 @@ ORDERING = ("wait", "record", "keep")
 SEEDS = 400  # of each kind of schedule; nearly all sites show in the first twenty that reach them
 
 ELSEWHERE = {
+    "_warm.py": "runs at construction, on CUDA only, and waits for itself",
     "prefetch.py": "has schedules of its own",
     "_local.py": "runs on the consumer's stream alone; the simulated device has no rows of its own to read directly",
     "device.keep(leaf, stream)": "tensors of CUDA in an item; the simulated device has none, shown on a GPU",

@@ -79,7 +79,11 @@ def test_what_a_batch_is_shows_in_its_repr(pipeline: Make, numbered: Callable[..
 
 def test_several_tables_of_different_length_are_dicts_by_table(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
     users, films, years = numbered(5), numbered(9, 2), torch.arange(9)
-    items = [{"u": [4, 0], "f": [[8, 1], [1, 1]]}, {"u": [], "f": [[0]]}, {"u": [3], "f": np.empty((0, 2), int)}]
+    items: list[dict[str, Any]] = [
+        {"u": [4, 0], "f": [[8, 1], [1, 1]]},
+        {"u": [], "f": [[0]]},
+        {"u": [3], "f": np.empty((0, 2), int)},
+    ]
     index = {"user": "u", "film": lambda item: item["f"]}
     with pipeline({"user": users, "film": (films, years)}, batch_sampler=items, index=index) as pipe:
         for item, batch in zip(items, pipe, strict=True):

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rowferry.pipeline import Pipeline
-from rowferry.stores import ArrayStore, MemmapStore, PinnedStore, Store, ZarrStore, create_store
-from rowferry.stores.testing import OracleStore, bits, random_bits, write_npy_file
+from rowferry.stores import ArrayStore
+from rowferry.stores.testing import bits, random_bits
 
 Make = Callable[..., Pipeline]
 
@@ -228,175 +223,3 @@ def test_only_rows_that_were_written_change(asked: list[list[int]], lookahead: i
                 batch.write_back(batch.values + 1)
     uses = [sum(row in asked[number] for number in written if number < len(asked)) for row in range(7)]
     assert torch.equal(memory, before + torch.tensor(uses, dtype=torch.uint8)[:, None])
-
-
-# ---- flush ------------------------------------------------------------------------------------------------------
-
-
-def test_when_flush_returns_every_row_written_is_in_its_store(pipeline: Make) -> None:
-    memory = torch.zeros(6, 1)
-    with pipeline(memory, batch_sampler=[[0, 1], [1, 2], [5], [1]], writable=True) as pipe:
-        for batch in pipe:
-            batch.write_back(batch.values + 1)
-            pipe.flush()
-            written = torch.zeros(6, 1)
-            for index in [[0, 1], [1, 2], [5], [1]][: batch.number + 1]:
-                written[index] += 1
-            assert torch.equal(memory, written)
-
-
-def test_flush_before_and_after_an_epoch_is_fine(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
-    with pipeline(numbered(4), batch_size=2, writable=True) as pipe:
-        pipe.flush()
-        list(pipe)
-        pipe.flush(sync=True)
-
-
-def test_flush_does_not_end_the_window(ahead: Make) -> None:
-    """A batch that was flushed may be written again, and its window goes on."""
-    memory = torch.zeros(4, 1)
-    with ahead(memory, batch_sampler=[[0], [1], [2], [0, 1, 2, 3]], writable=True) as pipe:
-        for batch in pipe:
-            batch.write_back(batch.values + 1)
-            pipe.flush()
-            batch.write_back(batch.values + 2)
-    assert memory.view(-1).tolist() == [4, 4, 4, 2]
-
-
-@pytest.mark.parametrize("ending", ["end", "break", "close", "with", "iter", "error", "del"])
-def test_every_ending_drains_first(windowed: Make, ending: str) -> None:
-    values = torch.zeros(12, 1)
-    store = OracleStore(values)
-    pipe = windowed(store, batch_size=2, writable=True)
-    batches: Any = iter(pipe)
-    for _ in range(6 if ending == "end" else 3):
-        batch = next(batches)
-        batch.write_back(batch.values + 1)
-    taken = 12 if ending == "end" else 6
-    if ending == "end":
-        assert next(batches, None) is None
-    elif ending == "close":
-        pipe.close()
-    elif ending == "with":
-        with pipe:
-            pass
-    elif ending == "iter":
-        iter(pipe)
-    elif ending == "error":
-        with pytest.raises(ZeroDivisionError), pipe:
-            raise ZeroDivisionError
-    elif ending == "del":
-        del batches, batch
-    if ending == "break":
-        for batch in pipe:
-            batch.write_back(batch.values)
-            break
-    assert store.values.view(-1).tolist() == [1] * taken + [0] * (12 - taken)
-    pipe.close()
-
-
-def test_without_lookahead_rows_have_landed_when_the_next_call_returns(numbered: Callable[..., Tensor]) -> None:
-    memory = torch.zeros(6, 1)
-    with Pipeline(ArrayStore(memory), batch_size=2, device="cpu", mover="copy", lookahead=0, writable=True) as pipe:
-        for batch in pipe:
-            assert memory.sum() == 2 * batch.number
-            batch.write_back(batch.values + 1)
-    assert memory.sum() == 6
-
-
-# ---- fetch=False ------------------------------------------------------------------------------------------------
-
-
-def test_a_store_is_filled_without_being_read(windowed: Make, numbered: Callable[..., Tensor]) -> None:
-    store = OracleStore(torch.zeros(20, 3))
-    with windowed(store, batch_size=3, shuffle=True, writable=True, fetch=False) as pipe:
-        for batch in pipe:
-            assert batch.values.shape == (len(batch.rows), 3)
-            batch.write_back(numbered(20)[batch.rows])
-        assert pipe.stats().rows_fetched == 0
-    assert torch.equal(store.values, numbered(20))
-
-
-def test_there_rows_that_are_not_passed_stay_as_they_are(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
-    memory = numbered(12)
-    with pipeline(memory, batch_size=3, writable=True, fetch=False) as pipe:
-        for batch in pipe:
-            if batch.number % 2:
-                batch.write_back(torch.full((3, 3), -1.0))
-    assert memory[:, 0].tolist() == [0, 100, 200, -1, -1, -1, 600, 700, 800, -1, -1, -1]
-
-
-def test_there_the_same_rows_again_keep_what_was_passed_last(pipeline: Make) -> None:
-    memory = torch.zeros(4, 1)
-    with pipeline(memory, batch_sampler=[[0, 1], [1, 2], [3], [1]], writable=True, fetch=False) as pipe:
-        for batch in pipe:
-            if batch.number != 3:
-                batch.write_back(torch.full((len(batch.rows), 1), batch.number + 1.0))
-    assert memory.view(-1).tolist() == [1, 2, 2, 3]
-
-
-# ---- stores -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "layout", [{}, {"fortran": True}, {"big_endian": True}, {"offset": 201}], ids=lambda layout: str(layout)
-)
-def test_an_npy_file_of_any_layout_keeps_it_and_changes_in_its_written_rows_only(
-    windowed: Make, tmp_path: Path, numbered: Callable[..., Tensor], layout: dict[str, Any]
-) -> None:
-    path = write_npy_file(tmp_path / "x.npy", numbered(30), **layout)
-    wanted = numbered(30)
-    wanted[[3, 4, 29]] += 1
-    with MemmapStore(path, "r+") as store, windowed(store, batch_sampler=[[3, 4], [5], [29]], writable=True) as pipe:
-        for batch in pipe:
-            if batch.number != 1:
-                batch.write_back(batch.values + 1)
-        pipe.flush()
-        program = f"import numpy; print(numpy.load({str(path)!r}).sum())"  # a fresh process sees it
-        assert float(subprocess.check_output([sys.executable, "-c", program])) == wanted.sum().item()
-    assert path.read_bytes() == write_npy_file(tmp_path / "wanted.npy", wanted, **layout).read_bytes()
-
-
-@pytest.mark.parametrize("layout", [{}, {"chunks": 4}, {"chunks": 4, "shards": 16}], ids=str)
-def test_a_zarr_is_trained_through_its_chunks(
-    windowed: Make, tmp_path: Path, numbered: Callable[..., Tensor], layout: dict[str, int]
-) -> None:
-    path = tmp_path / "x.zarr"
-    with create_store(path, (30, 3), torch.float32, **layout) as store:  # type: ignore[arg-type]
-        store.scatter(range(30), numbered(30))
-        with windowed(store, batch_sampler=[[3, 4, 29], [5, 3], [29]], writable=True) as pipe:
-            for batch in pipe:
-                batch.write_back(batch.values + 1)
-    wanted = numbered(30)
-    for rows in ([3, 4, 29], [5, 3], [29]):
-        wanted[rows] += 1
-    with ZarrStore(path) as again:
-        assert torch.equal(again.gather(range(30)), wanted)
-
-
-def test_a_pinned_store_is_written_in_place(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
-    store = PinnedStore.from_array(numbered(10))
-    with pipeline(store, batch_sampler=[[1, 2], [2]], writable=True) as pipe:
-        for batch in pipe:
-            batch.write_back(batch.values + 1)
-    assert (store.numpy() - numbered(10).numpy())[:, 0].tolist() == [0, 1, 2, *[0] * 7]
-
-
-def test_columns_in_stores_of_different_kinds_are_written_together(
-    windowed: Make, tmp_path: Path, numbered: Callable[..., Tensor]
-) -> None:
-    with create_store(tmp_path / "m.npy", (9, 3), torch.float32) as moments:
-        source: dict[str, Store] = {"w": ArrayStore(numbered(9)), "m": moments}
-        with windowed(source, batch_size=2, writable=True) as pipe:
-            for batch in pipe:
-                batch.write_back({"w": batch.values["w"] + 1, "m": batch.values["w"]})
-        assert torch.equal(moments.gather(range(9)), numbered(9))
-        assert torch.equal(source["w"].gather(range(9)), numbered(9) + 1)
-
-
-def test_an_array_in_strides_of_its_own_is_written_where_it_is(windowed: Make) -> None:
-    array = np.zeros((3, 10), np.float32).T
-    with windowed(array, batch_sampler=[[1, 9], [9]], writable=True) as pipe:
-        for batch in pipe:
-            batch.write_back(batch.values + 1)
-    assert array.sum(1).tolist() == [0, 3, 0, 0, 0, 0, 0, 0, 0, 6]

@@ -1,0 +1,116 @@
+"""What serves the batches of one epoch, and its one ordered, idempotent teardown."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol, final
+
+from torch import Tensor
+
+from ._consumer import Consumer
+from ._engine import Host
+from ._producer import produce
+from ._requests import Requests
+from ._run import Parts, Run
+from ._serving import Taken
+from ._slots import Slots
+from ._writer import write
+
+logger = logging.getLogger("rowferry")
+
+STOP_SECONDS = 1.0  # reading stops within this, or its thread is stuck inside a store and is abandoned
+
+
+class Server(Protocol):
+    """What serves batches: ``LocalConsumer``, or ``Windowed``."""
+
+    def next(self) -> Taken:
+        """The next batch's tensors; StopIteration at the end."""
+
+    def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
+        """Put rows of the batch back."""
+
+    def flush(self) -> None:
+        """Return when all that was written is in the stores."""
+
+    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
+        """End it: with ``drain``, first write what is left."""
+
+
+@final
+class Windowed:
+    """A consumer with its producer and writer running. Guarantees: ``finish`` leaves no thread that is not stuck."""
+
+    def __init__(self, parts: Parts, host: Host, requests: Requests) -> None:
+        self.run = Run(parts, host, requests, Slots(parts.settings.depth))
+        self._consumer = Consumer(self.run)
+        self._finished = False
+        here = parts.device.record(parts.device.current())
+        for stream in parts.streams.all():  # prefetch starts after what the caller's stream had queued
+            parts.device.wait(stream, here)
+        for movers in parts.movers:
+            for mover in movers:
+                mover.bind(host)
+        host.start("producer", produce(self.run), self.run.escaped)
+        if parts.settings.writable:
+            host.start("writer", write(self.run), self.run.escaped)
+
+    def next(self) -> Taken:
+        settings = self.run.parts.settings
+        taken = self._consumer.next()
+        if settings.inline and settings.writable and self.run.jobs:
+            self._consumer.wait_drained()
+        return taken
+
+    def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
+        assert taken.window is not None
+        self._consumer.write(taken.window, taken.batch, values)
+
+    def flush(self) -> None:
+        self._consumer.flush()
+
+    def finish(self, *, drain: bool, timeout: float | None = None) -> None:
+        """Steps, each with its reason: list the last window's rows (they are still only in its slot); wait for the
+        writer (its source is the slots); then let both tasks end (they wait under a predicate that sees ``closing``).
+        """
+        if self._finished:
+            return
+        run, error = self.run, None
+        if drain and run.parts.settings.writable:
+            error = self._drain_last(timeout)
+        self._finished = True
+        with run.host.lock:
+            run.closing = True
+            run.jobs.clear()
+        run.host.notify()
+        stuck = run.host.stop(STOP_SECONDS)
+        if stuck:
+            logger.error("abandoned %s, stuck inside a store; its buffers are kept", ", ".join(stuck))
+            _KEPT.append(run)
+        else:
+            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
+            run.parts.pool.reclaim()
+        if error is not None:
+            raise error
+
+    def _drain_last(self, timeout: float | None) -> Exception | None:
+        """Everything changed goes to the stores; each failed drain is tried once more. The error that remains."""
+        run = self.run
+        self._consumer.end_window()
+        self._consumer.drain_kept()
+        tried: Any = None
+        while True:
+            try:
+                if self._consumer.wait_drained(timeout):
+                    return None
+                rows = self._consumer.rows_waiting()
+                return TimeoutError(f"{rows} changed rows did not reach their stores in {timeout} seconds and are lost")
+            except Exception as failed:
+                job = run.jobs[0] if run.jobs else None
+                if job is None or job is tried:
+                    failed.add_note(f"{self._consumer.rows_waiting()} changed rows are lost: the pipeline was closed")
+                    return failed
+                tried = job
+
+
+_KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never freed, on purpose
