@@ -191,7 +191,13 @@ class Requests:
 
     def _stage(self, leaf: Any, pinned: list[Tensor]) -> Any:
         """A host tensor of an item as it is now, in pinned memory for a copy that does not block; other leaves unchanged."""
-        if not isinstance(leaf, Tensor) or leaf.device.type != "cpu" or leaf.layout != torch.strided or leaf.is_quantized:
+        if (
+            not isinstance(leaf, Tensor)
+            or leaf.device.type != "cpu"
+            or (self._stages and self._device.holds(leaf))
+            or leaf.layout != torch.strided
+            or leaf.is_quantized
+        ):
             return leaf
         assert self._pool is not None
         if leaf.numel() == 0 or not self._device.asynchronous:

@@ -233,7 +233,7 @@ def _item(run: Run, stream: Any, request: Request) -> Any:
     def arrive(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf.to(device.torch, non_blocking=True) if hasattr(leaf, "to") else leaf
-        if leaf.is_cuda and leaf.device == device.torch:
+        if device.holds(leaf):
             device.keep(leaf, stream)
             return leaf
         out = device.empty(tuple(leaf.shape), leaf.dtype)

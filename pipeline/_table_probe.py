@@ -132,11 +132,11 @@ def probe(make: MakeOptimizer, row_shape: tuple[int, ...], dtype: torch.dtype, d
 
 
 @final
-class _FirstWrites(TorchDispatchMode):
+class _FirstWrites(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Copies each tensor just before it is first changed in place."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         # By address; the tensor is kept too, so that its address is not used again.
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self, final
 
@@ -108,6 +108,7 @@ class Pipeline:
         self._counters = Counters()
         self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host
+        self._negative = True  # rows may count from the end; a RowTable's may not
         self._parts: Parts | None = None
         if any(name != "local" for name in self._movers):
             self._parts = _assembly.make_parts(
@@ -143,9 +144,9 @@ class Pipeline:
         items = self._batches.epoch(epoch, skip, state)
         self._progress.begin()
         if not self._settings.inline:
-            items = first_here(items)
+            items = self._first_here(items)
         pool = self._parts.pool if self._parts is not None else None
-        requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=True)
+        requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=self._negative)
         server: Windowed | LocalConsumer
         if self._parts is None:
             server = LocalConsumer(
@@ -169,6 +170,15 @@ class Pipeline:
         )
         self._live = weakref.ref(live)
         return live
+
+    def _first_here(self, items: Iterator[Any]) -> Iterator[Any]:
+        """The first item is drawn in the caller's thread, on the plan stream like the others, after what the caller queued."""
+        if self._parts is None:
+            return first_here(items)
+        plan = self._parts.streams.plan
+        self._device.wait(plan, self._device.record(self._device.current()))
+        with self._device.use(plan):
+            return first_here(items)
 
     def __len__(self) -> int:
         """Batches in an epoch. TypeError when the sampler does not tell."""

@@ -75,6 +75,9 @@ class Device(Protocol):
     def keep(self, tensor: Tensor, stream: Any) -> None:
         """``tensor``'s memory is not used again before the work on ``stream`` up to its death has passed."""
 
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is in this device's memory already."""
+
     def launch(self, name: str, fn: Callable[[], Any], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         """Run ``fn`` on the current stream. ``fn`` works on tensors that exist already and returns nothing."""
 

@@ -115,6 +115,9 @@ class CpuDevice:
     def keep(self, tensor: Tensor, stream: Any) -> None:
         del tensor, stream
 
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.is_cpu
+
     def launch(self, name: str, fn: Callable[[], Any], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         del name, reads, writes
         fn()
@@ -188,6 +191,9 @@ class CudaDevice:
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.device == self.torch
 
     def launch(self, name: str, fn: Callable[[], Any], *, reads: Sequence[Tensor] = (), writes: Sequence[Tensor] = ()) -> None:
         del name, reads, writes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class Program:
         flushed: batches after which ``flush()`` is called.
         stop_after: batches taken before the loop breaks; None for all.
         bad_row: a row whose read fails; batches before the first that asks for it arrive, then the error.
+        labelled: batches come as items, with a label that the sampler makes on the device.
         failing_writes: writes to a store that fail, by number from 1, no two in a row; the next call tries again.
     """
 
@@ -41,6 +42,7 @@ class Program:
     stop_after: int | None = None
     bad_row: int | None = None
     failing_writes: frozenset[int] = frozenset()
+    labelled: bool = False
 
     @property
     def good_batches(self) -> int:
@@ -96,6 +98,7 @@ def draw_program(seed: int, *, rows: int = 12, writable: bool = True, failing: b
         rng.randrange(1, count + 1) if rng.random() < 0.2 else None,
         rng.randrange(rows) if failing and rng.random() < 0.6 else None,
         frozenset(rng.sample(range(1, 12, 2), 2)) if failing and writable else frozenset(),
+        rng.random() < 0.3,
     )
 
 
@@ -147,7 +150,8 @@ def run_pipeline(program: Program, setting: Setting, seed: int, device: Simulate
     with device.use(streams[0]):
         pipe = Pipeline(
             source,
-            batch_sampler=[np.array(batch, np.int64) for batch in program.batches],
+            batch_sampler=_Labelled(program, device) if program.labelled else [np.array(b, np.int64) for b in program.batches],
+            index="rows" if program.labelled else None,
             device=device,  # type: ignore[arg-type]  # a simulated device is taken as it is
             lookahead=setting.lookahead,
             depth=setting.depth,
@@ -167,6 +171,24 @@ def run_pipeline(program: Program, setting: Setting, seed: int, device: Simulate
     if host.escaped:
         raise host.escaped[0]
     return outcome
+
+
+class _Labelled:
+    """The program's batches as items; each label is made on the stream that is current when it is drawn."""
+
+    def __init__(self, program: Program, device: SimulatedDevice) -> None:
+        self._program, self._device = program, device
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number, batch in enumerate(self._program.batches):
+            label = self._device.empty((2,), torch.int64)
+            _fill(self._device, label, number)
+            yield {"rows": np.array(batch, np.int64), "label": label}
+            del label
+
+
+def _fill(device: SimulatedDevice, label: Tensor, number: int) -> None:
+    device.launch("label", lambda: label.fill_(number), writes=[label])
 
 
 def _set_movers(pipe: Pipeline, name: str) -> None:
@@ -230,6 +252,8 @@ def _retried(call: Callable[[], Any], program: Program, number: int) -> Any:
 def _step(
     batch: Any, number: int, program: Program, device: SimulatedDevice, outcome: Outcome, setting: Setting, other: Any
 ) -> None:
+    if program.labelled:
+        _check_label(batch.item["label"], number, device)
     if not setting.writable:
         _note(outcome, device, batch.data["a"], batch.data["b"])
         return
@@ -253,6 +277,14 @@ def _step(
         device.launch("step", lambda: first.copy_(first * 2 + number), reads=[first], writes=[first])
         device.launch("step", lambda: second.sub_(number), reads=[second], writes=[second])
     batch.write_back()
+
+
+def _check_label(label: Tensor, number: int, device: SimulatedDevice) -> None:
+    def check() -> None:
+        if label.tolist() != [number, number]:
+            raise AssertionError(f"the label of batch {number} is {label.tolist()}")
+
+    device.launch("check label", check, reads=[label])
 
 
 def _note(outcome: Outcome, device: SimulatedDevice, first: Tensor, second: Tensor) -> None:

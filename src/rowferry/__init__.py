@@ -11,6 +11,8 @@ This list is the public API. Everything else, names with an underscore first of 
 
 from rowferry.pipeline import Batch as Batch
 from rowferry.pipeline import Pipeline as Pipeline
+from rowferry.pipeline import RowTable as RowTable
+from rowferry.pipeline import RowTables as RowTables
 from rowferry.pipeline import Stats as Stats
 from rowferry.pipeline import WritableBatch as WritableBatch
 from rowferry.pipeline import prefetch as prefetch

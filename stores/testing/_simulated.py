@@ -154,6 +154,10 @@ class SimulatedDevice:
             if not self._dropped("keep", stream, None):
                 block.kept.append(stream)
 
+    def holds(self, tensor: Tensor) -> bool:
+        block = self._memory.find(tensor)
+        return block is not None and block.home is not None
+
     def host_reads(self, tensor: Tensor) -> None:
         self._host_touches(tensor, write=False)
 
