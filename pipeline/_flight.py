@@ -53,7 +53,6 @@ class Request:
         asked: one a table.
         state: the foreign sampler's ``state_dict`` after this batch, if it has one.
         pinned: buffers of the pool that ``item``'s tensors live in; given back once they are on the device.
-        taken: on a device with streams, the event after which ``item``'s device tensors are whole.
         walk: the item may hold tensors (a plain list of row numbers is never walked).
     """
 
@@ -62,7 +61,6 @@ class Request:
     asked: tuple[Asked, ...]
     state: Any = None
     pinned: list[Tensor] = field(default_factory=list)
-    taken: Event | None = None
     walk: bool = False
 
 

@@ -106,18 +106,21 @@ class Requests:
                     drawn += 1
                     if self._snapshots is not None and self._index is None and small.add(entry):
                         continue
-                    self._close(small, requests, stream)
-                    requests.append(self._request(entry, entry.item, stream))
+                    self._close(small, requests)
+                    requests.append(self._request(entry, entry.item))
             except Exception as failed:
                 error = failed
             try:
-                self._close(small, requests, stream)
+                self._close(small, requests)
             except Exception as failed:  # of a batch before the one that failed above
                 error = failed
         return requests, error is None and drawn < wanted, error
 
-    def _request(self, entry: StatefulItem, ids: Any, stream: Any) -> Request:
-        """One batch. ``ids`` is the item, or a copy of it where that is a small array."""
+    def _request(self, entry: StatefulItem, ids: Any) -> Request:
+        """One batch. ``ids`` is the item, or a copy of it where that is a small array.
+
+        What the sampler launched for the item is on the plan stream, before the plan: a batch is served after that.
+        """
         number, self._number = self._number, self._number + 1
         item = entry.item
         if isinstance(item, Positions):
@@ -126,10 +129,9 @@ class Requests:
         pinned: list[Tensor] = []
         walk = self._index is not None or isinstance(item, Tensor)  # else the item is the index: not a call a row
         staged = map_leaves(item, lambda leaf: self._stage(leaf, pinned)) if walk and self._snapshots is not None else item
-        taken = self._device.record(stream) if walk and self._stages else None
-        return Request(number, staged, asked, entry.state, pinned, taken, walk)
+        return Request(number, staged, asked, entry.state, pinned, walk)
 
-    def _close(self, small: _SmallBatches, requests: list[Request], stream: Any) -> None:
+    def _close(self, small: _SmallBatches, requests: list[Request]) -> None:
         """Check the small batches drawn so far together, and pin their ids in one piece."""
         entries, ends, ids = small.take()
         if not entries:
@@ -137,7 +139,7 @@ class Requests:
         rows = self._source.tables[0].rows
         if ids.size and not (int(ids.min()) >= 0 and int(ids.max()) < rows):
             for entry, start, stop in zip(entries, (0, *ends), ends, strict=False):  # so that the error names its batch
-                requests.append(self._request(entry, ids[start:stop], stream))
+                requests.append(self._request(entry, ids[start:stop]))
             return
         assert self._snapshots is not None
         snapshot = self._snapshots.empty(ids.size, id_dtype(rows), uses=len(entries))
@@ -191,13 +193,9 @@ class Requests:
 
     def _stage(self, leaf: Any, pinned: list[Tensor]) -> Any:
         """A host tensor of an item as it is now, in pinned memory for a copy that does not block; other leaves unchanged."""
-        if (
-            not isinstance(leaf, Tensor)
-            or leaf.device.type != "cpu"
-            or (self._stages and self._device.holds(leaf))
-            or leaf.layout != torch.strided
-            or leaf.is_quantized
-        ):
+        if not isinstance(leaf, Tensor) or not leaf.is_cpu or leaf.layout != torch.strided or leaf.is_quantized:
+            return leaf
+        if self._stages and self._device.holds(leaf):
             return leaf
         assert self._pool is not None
         if leaf.numel() == 0 or not self._device.asynchronous:

@@ -45,9 +45,6 @@ class Windowed:
         self.run = Run(parts, host, requests, Slots(parts.settings.depth))
         self._consumer = Consumer(self.run)
         self._finished = False
-        here = parts.device.record(parts.device.current())
-        for stream in parts.streams.all():  # prefetch starts after what the caller's stream had queued
-            parts.device.wait(stream, here)
         for movers in parts.movers:
             for mover in movers:
                 mover.bind(host)

@@ -227,8 +227,6 @@ def _item(run: Run, stream: Any, request: Request) -> Any:
     device = run.parts.device
     if not device.asynchronous or not request.walk:
         return request.item
-    if request.taken is not None:
-        device.wait(stream, request.taken)
 
     def arrive(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):

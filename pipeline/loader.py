@@ -143,8 +143,11 @@ class Pipeline:
             _claims.drain_writer_of(store, self)
         items = self._batches.epoch(epoch, skip, state)
         self._progress.begin()
-        if not self._settings.inline:
-            items = self._first_here(items)
+        if self._parts is not None:  # prefetch starts after what the caller's stream had queued
+            here = self._device.record(self._device.current())
+            for stream in self._parts.streams.all():
+                self._device.wait(stream, here)
+        items = self._first_here(items)
         pool = self._parts.pool if self._parts is not None else None
         requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=self._negative)
         server: Windowed | LocalConsumer
@@ -172,12 +175,12 @@ class Pipeline:
         return live
 
     def _first_here(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The first item is drawn in the caller's thread, on the plan stream like the others, after what the caller queued."""
+        """The first item is drawn in the caller's thread, with the plan stream current as for the others."""
+        if self._settings.inline:
+            return items
         if self._parts is None:
             return first_here(items)
-        plan = self._parts.streams.plan
-        self._device.wait(plan, self._device.record(self._device.current()))
-        with self._device.use(plan):
+        with self._device.use(self._parts.streams.plan):
             return first_here(items)
 
     def __len__(self) -> int:

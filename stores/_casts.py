@@ -6,16 +6,22 @@ bit set when anything was lost. A second rounding to 22 bits or fewer is then ex
 FMA and correctly rounded sums: proved algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008).
 Integers that float32 cannot hold go the same way.
 
-NaN stays NaN (its payload is not kept). What is too large becomes inf; float8_e4m3fn has no inf, there it becomes NaN.
+NaN stays NaN (its payload is not kept). What is too large becomes inf; float8_e4m3fn has no inf, there it becomes NaN
+(torch up to 2.11 does the same, later ones give the largest number instead, so it is settled here).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2})
 _WIDE_INTEGERS = frozenset({torch.int32, torch.int64, torch.uint32, torch.uint64})
+
+# The least float32 that rounds past the largest number, and the bits that then stand beside the sign.
+_TOO_LARGE = {torch.float8_e4m3fn: (464 + 2**-15, 0x7F), torch.float8_e5m2: (61440.0, 0x7C)}
 
 
 def castable(source: torch.dtype, target: torch.dtype) -> None:
@@ -27,7 +33,7 @@ def castable(source: torch.dtype, target: torch.dtype) -> None:
     if source.is_complex and not target.is_complex:
         raise TypeError(f"cannot cast {source} to {target}: the imaginary part would be lost; take .real or .abs() yourself")
     if source.is_floating_point and not (target.is_floating_point or target.is_complex):
-        raise TypeError(f"cannot cast {source} to {target}: fractions would be lost; cast on the device after next()")
+        raise TypeError(f"cannot cast {source} to {target}: fractions would be lost; round and cast yourself")
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -37,28 +43,49 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """
     if tensor.dtype == dtype:
         return tensor
-    if dtype in _NARROW:
-        if tensor.dtype == torch.float64:
-            return _rounded_to_odd(tensor).to(dtype) if not tensor.requires_grad else _Rounding.apply(tensor, dtype)
-        if tensor.dtype in _WIDE_INTEGERS:
-            return _rounded_to_odd(_integers_to_odd(tensor)).to(dtype)
-    if dtype == torch.float32 and tensor.dtype in (torch.int64, torch.uint64, torch.uint32):
-        return _integers_to_odd(tensor).to(dtype)
-    return tensor.to(dtype)
+    if _torch_rounds_once(tensor.dtype, dtype):
+        return tensor.to(dtype)
+    if tensor.requires_grad:
+        rounded: Tensor = _Rounding.apply(tensor, dtype)  # type: ignore[no-untyped-call, unused-ignore]
+        return rounded
+    return _rounded(tensor, dtype)
+
+
+def _torch_rounds_once(source: torch.dtype, target: torch.dtype) -> bool:
+    if target in _TOO_LARGE:
+        return False
+    if target in _NARROW:
+        return source != torch.float64 and source not in _WIDE_INTEGERS
+    return target != torch.float32 or source not in _WIDE_INTEGERS
 
 
 class _Rounding(torch.autograd.Function):
-    """float64 to a narrow dtype, with the gradient of ``to``."""
+    """``_rounded`` with the gradient of ``to``."""
 
     @staticmethod
-    def forward(ctx: object, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        del ctx
-        return _rounded_to_odd(tensor).to(dtype)
+    def forward(ctx: Any, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.source = tensor.dtype
+        return _rounded(tensor, dtype)
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        del ctx
-        return gradient.to(torch.float64), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.source), None
+
+
+def _rounded(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """``tensor`` as float32 or a narrower ``dtype``, by way of numbers rounded to odd."""
+    if tensor.dtype in _WIDE_INTEGERS:
+        tensor = _integers_to_odd(tensor)
+    if dtype == torch.float32:
+        return tensor.to(dtype)
+    if tensor.dtype == torch.float64:
+        tensor = _rounded_to_odd(tensor)
+    if dtype not in _TOO_LARGE:
+        return tensor.to(dtype)
+    single = tensor.to(torch.float32)
+    limit, beyond = _TOO_LARGE[dtype]
+    bits = single.to(dtype).view(torch.uint8)
+    return torch.where(single.abs() >= limit, (bits & 0x80) | beyond, bits).view(dtype)
 
 
 def _rounded_to_odd(tensor: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._casts import cast, castable
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
 
@@ -229,6 +230,7 @@ class Store(ABC):
         self._require_writable()
         if other.shape != self.shape:
             raise ValueError(f"cannot copy {other.name} {other.shape} into {self.name} {self.shape}: the shapes must be equal")
+        self._require_castable(other.dtype)
         for start, stop in self.spans():
             piece = other.gather(range(start, stop))
             self._scatter(np.arange(start, stop), self._own(piece))
@@ -255,12 +257,16 @@ class Store(ABC):
 
     @final
     def _own(self, values: torch.Tensor) -> torch.Tensor:
-        """``values`` in the store's dtype, on its device."""
-        if values.dtype.is_complex and not self.dtype.is_complex:
-            raise TypeError(
-                f"{values.dtype} values for {self.name} of {self.dtype} would lose their imaginary part; pass .real"
-            )
-        return values.to(device=self.device, dtype=self.dtype)
+        """``values`` in the store's dtype, rounded once, on its device. TypeError where that would lose more."""
+        self._require_castable(values.dtype)
+        return cast(values, self.dtype).to(self.device)
+
+    @final
+    def _require_castable(self, dtype: torch.dtype) -> None:
+        try:
+            castable(dtype, self.dtype)
+        except TypeError as error:
+            raise TypeError(f"values do not fit {self.name}: {error}") from None
 
     @final
     def _require_open(self) -> None:

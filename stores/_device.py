@@ -33,7 +33,9 @@ class DeviceStore(Store):
 
     def __init__(self, tensor: torch.Tensor, *, name: str | None = None) -> None:
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"DeviceStore takes a torch tensor, not a {type(tensor).__name__}; DeviceStore.from_array copies one")
+            raise TypeError(
+                f"DeviceStore takes a torch tensor, not a {type(tensor).__name__}; DeviceStore.from_array copies one"
+            )
         if not tensor.is_contiguous():
             raise ValueError(f"the tensor has strides {tensor.stride()}; rows must be contiguous: pass tensor.contiguous()")
         self.shape = check_layout(tensor.shape, tensor.dtype)

@@ -97,4 +97,7 @@ class Device(Protocol):
         """Whether the current stream is being captured into a graph."""
 
     def enter_thread(self) -> None:
-        """Called once at the start of each thread of ours: sets the thread's device, and lets a user's graph capture live beside it."""
+        """Called once at the start of each thread of ours.
+
+        Sets the thread's device, and lets a user's graph capture live beside it.
+        """

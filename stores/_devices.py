@@ -46,7 +46,7 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
 
 
 def cuda_facts(device: torch.device) -> dict[str, str | int]:
-    """What a CUDA device is: ``name``, ``uuid`` (as NVML has it, without the GPU- before it), ``compute_capability``, ``memory_bytes``."""
+    """``name``, ``uuid`` (as NVML has it, without the GPU- before it), ``compute_capability`` and ``memory_bytes`` of a device."""
     found = torch.cuda.get_device_properties(device)
     return {
         "name": found.name,
@@ -159,7 +159,8 @@ class CudaDevice:
 
     def stream(self, name: str, *, high_priority: bool = False) -> torch.cuda.Stream:
         del name
-        return torch.cuda.Stream(self.torch, priority=-1 if high_priority else 0)
+        priority = -1 if high_priority else 0
+        return torch.cuda.Stream(self.torch, priority=priority)  # type: ignore[no-untyped-call, unused-ignore]
 
     def current(self) -> torch.cuda.Stream:
         handle: int = torch._C._cuda_getCurrentRawStream(self.torch.index)
@@ -172,7 +173,7 @@ class CudaDevice:
         return torch.cuda.stream(stream)
 
     def record(self, stream: Any, *, timing: bool = False) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=timing)
+        event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call, unused-ignore]
         event.record(stream)
         return event
 

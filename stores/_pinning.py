@@ -103,10 +103,10 @@ class Registration:
         self._locked: list[int] = []
         for start in range(0, nbytes, PIECE):
             size = min(PIECE, nbytes - start)
-            code = int(torch.cuda.cudart().cudaHostRegister(pointer + start, size, flags))
+            code = int(_cudart().cudaHostRegister(pointer + start, size, flags))
             if code:
                 self.release()
-                reason = torch.cuda.cudart().cudaGetErrorString(torch.cuda.cudart().cudaError(code))
+                reason = _cudart().cudaGetErrorString(_cudart().cudaError(code))
                 _clear_error(self._device)
                 raise MemoryError(
                     f"the CUDA driver refused to page-lock {size:,} of {nbytes:,} bytes (error {code}, {reason}); raise "
@@ -121,10 +121,15 @@ class Registration:
             return
         with torch.cuda.device(self._device):  # else a thread that set no device would open a context on GPU 0
             for pointer in reversed(locked):
-                code = int(torch.cuda.cudart().cudaHostUnregister(pointer))
+                code = int(_cudart().cudaHostUnregister(pointer))
                 if code:
                     _log.error("page-locked memory at %#x could not be unlocked (CUDA error %d)", pointer, code)
                     _clear_error(self._device)
+
+
+def _cudart() -> Any:
+    """The CUDA runtime that torch itself uses, where torch has a binding."""
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _map(nbytes: int) -> mmap.mmap:

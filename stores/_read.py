@@ -11,9 +11,13 @@ from torch import Tensor
 
 from ._casts import cast, castable
 from ._contract import Store
+from ._device import as_bits
 from ._device_contract import Device
 from ._devices import device_for
 from ._rows import check_index
+
+# Indices that need not come to the host. A mask or uint64 (which int64 does not hold) is checked there.
+_ON_DEVICE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 
 SORT_FROM = 1 << 18  # rows; sorting pays when a kernel reads so many scattered rows that address translation limits it
 
@@ -48,34 +52,28 @@ def read(store: Store, index: Any, device: torch.device | str | None = None, dty
 
 def _rows(store: Store, index: Any, target: Device) -> tuple[Tensor | NDArray[np.int64], tuple[int, ...]]:
     """Checked rows, 1-d: on the device where the index is a CUDA tensor of it, else on the host."""
-    on_device = isinstance(index, Tensor) and index.is_cuda and index.device == target.torch and index.dtype != torch.bool
-    if not on_device:
+    if not isinstance(index, Tensor) or index.device != target.torch or index.dtype not in _ON_DEVICE or not target.is_cuda:
         return check_index(index, len(store), store.name)
-    if index.dtype.is_floating_point or index.dtype.is_complex:
-        raise TypeError(f"index for {store.name} is of {index.dtype}; row numbers must be integers, or a bool mask")
     rows = index.detach().reshape(-1).to(torch.int64)
     if rows.numel():
-        low, high = (int(bound) for bound in torch.stack(torch.aminmax(rows)).tolist())
-        n = len(store)
-        if low < -n or high >= n:
-            bad = high if high >= n else low
-            raise IndexError(f"row {bad} is out of range for {store.name} with {n} rows (allowed: {-n} to {n - 1})")
-        if low < 0:
-            rows = torch.where(rows < 0, rows + n, rows)
+        bounds = torch.stack(torch.aminmax(rows)).cpu()
+        check_index(bounds, len(store), store.name)
+        if int(bounds[0]) < 0:
+            rows = torch.where(rows < 0, rows + len(store), rows)
     return rows, tuple(index.shape)
 
 
 def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> Tensor:
     if store.memory is not None and store.device == target.torch and target.is_cuda:
         chosen = rows if isinstance(rows, Tensor) else _upload(rows, target)
-        return store.memory.index_select(0, chosen)
+        return as_bits(store.memory).index_select(0, chosen).view(store.dtype)  # float8 has no index_select
     if target.is_cuda and store.pinned and store.memory is not None:
         from ._kernels import RowKernels, available
 
         if available(target.torch):
             return _over_the_bus(store.memory, rows, target, RowKernels(target.torch))
     host = rows.cpu().numpy() if isinstance(rows, Tensor) else rows
-    if not target.is_cuda:
+    if not target.is_cuda or store.device.type != "cpu":  # to the CPU, or from another GPU
         out = torch.empty((len(host), *store.row_shape), dtype=store.dtype, device=store.device)
         store._gather(host, out)
         return out.to(target.torch)

@@ -67,7 +67,7 @@ def loss_of(vectors: Tensor, ids: Tensor) -> Tensor:
 
 def as_sparse(gradient: Tensor) -> Tensor:
     rows = torch.arange(len(gradient), device=gradient.device)
-    return torch.sparse_coo_tensor(rows[None], gradient, gradient.shape)
+    return torch.sparse_coo_tensor(rows[None], gradient, gradient.shape, check_invariants=False)
 
 
 def plain_loop(
@@ -166,26 +166,18 @@ def test_weights_and_state_in_files_end_the_same(name: str, suffix: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("dense", "sparse", "settings"),
-    [
-        (optim.SparseAdam, optim.SparseAdam, {"lr": 0.05}),
-        (optim.Adagrad, optim.Adagrad, {"lr": 0.1}),
-        (optim.SGD, optim.SGD, {"lr": 0.1}),
-        (optim.Adam, optim.SparseAdam, {"lr": 0.05}),
-    ],
+    ("kind", "settings"), [(optim.SparseAdam, {"lr": 0.05}), (optim.Adagrad, {"lr": 0.1}), (optim.SGD, {"lr": 0.1})]
 )
-def test_torchs_own_sparse_embedding_ends_at_the_same_rows(
-    dense: type[optim.Optimizer], sparse: type[optim.Optimizer], settings: dict[str, Any]
-) -> None:
+def test_torchs_own_sparse_embedding_ends_at_the_same_rows(kind: type[optim.Optimizer], settings: dict[str, Any]) -> None:
     weights = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(5))
     layer = torch.nn.Embedding(ROWS, WIDTH, sparse=True, _weight=weights.clone())
-    reference = sparse(layer.parameters(), **settings)
+    reference = kind(layer.parameters(), **settings)
     batches = [ids for ids in index_batches(50, seed=9) if ids.numel()]
     for ids in batches:
         reference.zero_grad()
         loss_of(layer(ids), ids).backward()  # type: ignore[no-untyped-call, unused-ignore]
         reference.step()
-    table = RowTable(weights.clone(), dense, settings, device="cpu")
+    table = RowTable(weights.clone(), kind, settings, device="cpu")
     train(table, batches)
     torch.testing.assert_close(table.lookup(range(ROWS)), layer.weight.detach(), rtol=1e-6, atol=1e-6)
 
