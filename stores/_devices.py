@@ -46,7 +46,7 @@ def resolve_device(device: torch.device | str | int | None) -> torch.device:
 
 
 def cuda_facts(device: torch.device) -> dict[str, str | int]:
-    """``name``, ``uuid`` (as NVML has it, without the GPU- before it), ``compute_capability`` and ``memory_bytes`` of a device."""
+    """``name``, ``uuid`` (NVML's, without the GPU- before it), ``compute_capability`` and ``memory_bytes`` of a device."""
     found = torch.cuda.get_device_properties(device)
     return {
         "name": found.name,

@@ -66,7 +66,7 @@ def reserve(fd: int, nbytes: int, path: Path) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:
-        text = f"{error.strerror}: {path} needs {missing:,} more bytes of disk, {free:,} are free; make room, or choose another disk"
+        text = f"{error.strerror}: {path} needs {missing:,} more bytes of disk, {free:,} are free; make room first"
         raise OSError(error.errno, text) from error
 
 

@@ -13,6 +13,9 @@ from torch.nn.functional import embedding
 from rowferry.pipeline import RowTable
 from rowferry.stores import ArrayStore, PinnedStore, create_store
 
+# torch's own sparse optimizers say this once a process.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
 ROWS, WIDTH = 60, 5
 
 OPTIMIZERS: dict[str, tuple[type[optim.Optimizer], dict[str, Any]]] = {

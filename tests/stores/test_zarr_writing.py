@@ -119,7 +119,7 @@ class Pausing(MemoryStore):
         self.first_read = threading.Event()  # set when the shard's index was read
         self.replaced = threading.Event()  # set when a scatter has returned
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
         if self.armed and byte_range is not None:
             if self.first_read.is_set():
                 # Where writers wait for readers nothing comes, so the wait must end by itself.
