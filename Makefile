@@ -2,7 +2,8 @@
 #
 #   make demo         train a small classifier from .npy and .zarr through the pipeline
 #   make test         all tests that need no GPU and no patience
-#   make test-long    the long searches
+#   make test-long    the long searches, kills and files; a million schedules of the pipeline (hours)
+#   make test-schedules SCHEDULES=20000    that many schedules and nothing else
 #   make test-gpu     what needs a CUDA device
 #   make lint         style, types, layers
 #   make wheel-check  build the wheel, install it in a bare environment, use it
@@ -12,6 +13,7 @@
 
 PYTHON ?= python3
 TORCH ?=
+SCHEDULES ?= 1000000
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -20,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 STAMP := $(VENV)/installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := test
-.PHONY: install demo test test-long test-gpu lint wheel-check clean
+.PHONY: install demo test test-long test-schedules test-gpu lint wheel-check clean
 
 install: $(STAMP)
 
@@ -37,7 +39,10 @@ test: install
 	$(BIN)/pytest
 
 test-long: install
-	$(BIN)/pytest -m "long and not gpu" --timeout 3600
+	ROWFERRY_SCHEDULES=$(SCHEDULES) $(BIN)/pytest -m "long and not gpu" --timeout 86400
+
+test-schedules: install
+	ROWFERRY_SCHEDULES=$(SCHEDULES) $(BIN)/pytest -m "long and not gpu" --timeout 86400 tests/pipeline/test_exactness.py
 
 test-gpu: install
 	$(BIN)/pytest -m "gpu and not long"

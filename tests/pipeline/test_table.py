@@ -40,7 +40,7 @@ def table(numbered: Callable[..., Tensor]) -> MakeTable:
 
 
 def backward(loss: Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+    loss.backward()
 
 
 # ---- a batch ----------------------------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def plain_loop(
         optimizer = kind([leaf], **settings)
         if started:
             optimizer.state[leaf] = {**{name: value[rows] for name, value in columns.items()}, **scalars}
-        loss_of(embedding(inverse, leaf), ids).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        loss_of(embedding(inverse, leaf), ids).backward()
         if kind is optim.SparseAdam:
             assert leaf.grad is not None
             leaf.grad = as_sparse(leaf.grad)
@@ -117,7 +117,7 @@ def initial_value(kind: type[optim.Optimizer], name: str, settings: dict[str, An
 
 def train(table: RowTable, batches: list[Tensor], **moving: Any) -> None:
     for batch in table.batches(batches, **moving):
-        loss_of(embedding(batch.inverse, batch.weight), batch.index).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        loss_of(embedding(batch.inverse, batch.weight), batch.index).backward()
         batch.step()
     table.flush()
 
@@ -178,7 +178,7 @@ def test_torchs_own_sparse_embedding_ends_at_the_same_rows(kind: type[optim.Opti
     batches = [ids for ids in index_batches(50, seed=9) if ids.numel()]
     for ids in batches:
         reference.zero_grad()
-        loss_of(layer(ids), ids).backward()  # type: ignore[no-untyped-call, unused-ignore]
+        loss_of(layer(ids), ids).backward()
         reference.step()
     table = RowTable(weights.clone(), kind, settings, device="cpu")
     train(table, batches)
