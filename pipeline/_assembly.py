@@ -20,6 +20,7 @@ from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
 from ._stats import Counters
+from ._warm import warm
 
 MoverName = Literal["auto", "local", "copy", "zero-copy"]
 MOVERS = ("auto", "local", "copy", "zero-copy")
@@ -128,7 +129,9 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads)
     streams, pool = make_streams(device), PinnedPool(device)
-    return Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+    parts = Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+    warm(parts)
+    return parts
 
 
 def make_permute(device: Device) -> Permute | None:

@@ -25,7 +25,6 @@ from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
 from ._stats import Counters, Stats
-from ._warm import warm
 
 logger = logging.getLogger("rowferry")
 
@@ -121,7 +120,6 @@ class Pipeline:
                 batch_size=batch_size,
                 threads=self._threads,
             )
-            warm(self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None

@@ -38,7 +38,9 @@ def read(store: Store, index: Any, device: torch.device | str | None = None, dty
         IndexError, TypeError: a bad index or a cast that loses; nothing was read or launched.
         ValueError: no such device.
     """
-    if dtype is not None and dtype != store.dtype:
+    if dtype is not None:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtype {dtype!r} is not a torch dtype; pass torch.float32 or the like")
         castable(store.dtype, dtype)
     wanted = store.device if device is None and store.device.type == "cuda" else device
     target = device_for(wanted)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rowferry.pipeline import Pipeline
+from rowferry.pipeline import Pipeline, RowTable
 from rowferry.stores import ArrayStore, Store
 
 WINDOWED: dict[str, dict[str, Any]] = {
@@ -65,5 +65,22 @@ def store_of(numbered: Callable[..., Tensor]) -> Callable[..., Store]:
 
     def make(n: int, width: int = 3, **keywords: Any) -> Store:
         return ArrayStore(numbered(n, width), **keywords)
+
+    return make
+
+
+@pytest.fixture(params=["local", "copy", "inside next"])
+def moving(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Keywords of ``RowTable.batches``, once for each way that rows may cross."""
+    return {"staging_bytes": STAGING, **WAYS[request.param]}
+
+
+@pytest.fixture
+def table(numbered: Callable[..., Tensor]) -> Callable[..., RowTable]:
+    """``table(optimizer, settings, ...)``: a RowTable over 20 numbered rows of 3, on the CPU; by SGD at 0.5."""
+
+    def make(optimizer: Any = torch.optim.SGD, settings: Any = None, **more: Any) -> RowTable:
+        settings = {"lr": 0.5} if settings is None and optimizer is torch.optim.SGD else settings
+        return RowTable(numbered(20), optimizer, settings, **{"device": "cpu", **more})
 
     return make

@@ -80,7 +80,9 @@ def plain_loop(
 
     The first step makes its own state; rows that no step has met hold what it began with: zeros, but for ``INITIAL``.
     """
-    full, columns, scalars = weights.clone(), {}, {}
+    full = weights.clone()
+    columns: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
     started = False
     for ids in batches:
         ids = ids.to(full.device)
