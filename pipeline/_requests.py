@@ -49,7 +49,7 @@ class _SmallBatches:
             self._ids = grown
         if item.dtype == np.int64 and item.flags.c_contiguous:
             # Not by NumPy: it gives up the GIL for this, and to get it back takes longer than the copy.
-            memoryview(self._ids).cast("B")[8 * start : 8 * stop] = memoryview(item).cast("B")
+            self._ids.view(np.uint8).data[8 * start : 8 * stop] = item.view(np.uint8).data
         else:
             np.copyto(self._ids[start:stop], item, casting="unsafe")  # uint64 past int64 turns negative, and is refused
         self._entries.append(entry)

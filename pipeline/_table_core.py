@@ -96,7 +96,7 @@ class Core:
         self.saved_scalars: dict[str, float] | None = None
         self._state = state
         self._pipe: weakref.ref[Pipeline] | None = None
-        self.binding = Binding(optimizer, optimizer_args, self.weights.row_shape, self.weight_dtype)
+        self.binding = Binding(optimizer, optimizer_args, self.weights.row_shape, self.weight_dtype)  # last: it joins a group
         self.device: torch.device | None = None
         if resolved is not None:
             self.fix(resolved)
@@ -160,6 +160,11 @@ class Core:
     def writes_through(self, pipe: Pipeline) -> None:
         """``pipe`` writes the table from now on."""
         self._pipe = weakref.ref(pipe)
+
+    def release(self, pipe: Pipeline) -> None:
+        """Unbind the batch of ``pipe``; a later pipeline's batch stays bound."""
+        if self._pipe is not None and self._pipe() is pipe:
+            self.binding.release()
 
     def end_pipeline(self) -> None:
         """Close the pipeline that wrote the table, with all that was written landed."""

@@ -85,9 +85,7 @@ class TableBatches:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch; a live one ends first, after its writes have landed."""
-        if self._train:
-            for core in self._cores.values():
-                core.binding.release()
+        self._release()
         return _Epoch(iter(self._pipe), self._release, self._batch)
 
     def __len__(self) -> int:
@@ -129,7 +127,7 @@ class TableBatches:
     def _release(self) -> None:
         if self._train:
             for core in self._cores.values():
-                core.binding.release()
+                core.release(self._pipe)
 
     def _batch(self, raw: Any) -> Any:
         item, kept = raw.item, {}

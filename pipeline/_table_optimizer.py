@@ -76,8 +76,16 @@ class Binding:
         """Makes optimizers like this one, for the probe."""
         if not isinstance(optimizer, Optimizer):
             return lambda params: _made(optimizer, params, settings)
-        kind = type(optimizer)
-        return lambda params: kind(params, **constructor_settings(kind, self.group))  # type: ignore[arg-type, unused-ignore]
+        kind: Callable[..., Optimizer] = type(optimizer)
+
+        def make(params: list[Tensor]) -> Optimizer:
+            try:
+                return kind(params, **constructor_settings(type(optimizer), self.group))
+            except TypeError as error:
+                error.add_note(f"a {type(optimizer).__name__} was made from the group's settings, to see what state it keeps")
+                raise
+
+        return make
 
     @property
     def group(self) -> dict[str, Any]:

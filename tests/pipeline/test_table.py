@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import optim
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, optim
 from torch.nn.functional import embedding
 
 from rowferry.pipeline import RowTable
@@ -183,3 +185,38 @@ def test_a_table_that_is_only_looked_at_may_be_read_only_and_has_no_state(tmp_pa
         assert looked.state == {}
         with pytest.raises(PermissionError, match="read-only"):
             looked.batches([[1]])
+
+
+def test_a_batch_of_a_later_loop_stays_bound_when_an_earlier_one_ends(table: MakeTable) -> None:
+    trained = table()
+    with trained.batches([[1], [1]]) as first:
+        early = iter(first)
+        next(early)
+        for batch in trained.batches([[2]]):
+            assert next(early, None) is None
+            first.close()
+            batch.lookup().sum().backward()
+            batch.step()
+    assert trained.lookup([1, 2])[:, 0].tolist() == [100, 199.5]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ids=st.lists(st.lists(st.integers(0, 9), max_size=6), min_size=1, max_size=12),
+    skipped=st.sets(st.integers(0, 11)),
+    lookahead=st.integers(0, 6),
+    depth=st.integers(1, 4),
+)
+def test_any_schedule_stores_the_same_bits(ids: list[list[int]], skipped: set[int], lookahead: int, depth: int) -> None:
+    def trained(**moving: Any) -> list[Tensor]:
+        weights = torch.linspace(-1, 1, 30).view(10, 3)
+        one = RowTable(weights, optim.Adam, {"lr": 0.1}, device="cpu")
+        for batch in one.batches(ids, staging_bytes=1 << 18, **moving):
+            ((batch.lookup() - 0.3) ** 2).sum().backward()
+            if batch.number not in skipped:
+                batch.step()
+        one.flush()
+        return [weights, *(store.gather(range(10)) for store in one.state.values())]
+
+    for found, wanted in zip(trained(mover="copy", lookahead=lookahead, depth=depth), trained(mover="local"), strict=True):
+        assert torch.equal(found, wanted)

@@ -197,7 +197,8 @@ def test_a_broken_or_foreign_file_is_refused(table: MakeTable, tmp_path: Path) -
     file = tmp_path / "saved" / "table.json"
     good = json.loads(file.read_text())
     outside = {**good["columns"], "weight": ["../weight.npy", "float32"]}
-    for change in ({"version": 2}, {"columns": outside}, {"columns": {}}, {"extra": 1}, {"columns": 3}):
+    changes: tuple[dict[str, Any], ...] = ({"version": 2}, {"columns": outside}, {"columns": {}}, {"extra": 1}, {"columns": 3})
+    for change in changes:
         file.write_text(json.dumps({**good, **change}))
         with pytest.raises(ValueError, match="cannot be read as a saved table"):
             RowTable.load(tmp_path / "saved")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -35,9 +36,15 @@ FORMATS = {
     torch.float64: Format(53, -1074, (2 - Fraction(1, 2**52)) * 2**1023),
 }
 INTEGERS = {
-    **{torch.bool: (0, 1), torch.uint8: (0, 2**8 - 1), torch.uint16: (0, 2**16 - 1), torch.uint32: (0, 2**32 - 1)},
-    **{torch.uint64: (0, 2**64 - 1), torch.int8: (-(2**7), 2**7 - 1), torch.int16: (-(2**15), 2**15 - 1)},
-    **{torch.int32: (-(2**31), 2**31 - 1), torch.int64: (-(2**63), 2**63 - 1)},
+    torch.bool: (0, 1),
+    torch.uint8: (0, 2**8 - 1),
+    torch.uint16: (0, 2**16 - 1),
+    torch.uint32: (0, 2**32 - 1),
+    torch.uint64: (0, 2**64 - 1),
+    torch.int8: (-(2**7), 2**7 - 1),
+    torch.int16: (-(2**15), 2**15 - 1),
+    torch.int32: (-(2**31), 2**31 - 1),
+    torch.int64: (-(2**63), 2**63 - 1),
 }
 FLOAT_PAIRS = [(source, target) for source in FORMATS for target in FORMATS if source != target]
 INTEGER_PAIRS = [(source, target) for source in INTEGERS for target in FORMATS]
@@ -82,8 +89,9 @@ def from_bits(patterns: Any, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.array(patterns, UNSIGNED[dtype.itemsize])).view(dtype)
 
 
-def to_bits(tensor: Tensor) -> list[int]:
-    return [int(each) for each in tensor.view(AS_INTEGERS[tensor.itemsize]).numpy().view(UNSIGNED[tensor.itemsize])]
+def to_bits(number: float, dtype: torch.dtype) -> int:
+    tensor = torch.tensor([number], dtype=torch.float64).to(dtype)
+    return int.from_bytes(tensor.view(torch.uint8).numpy().tobytes(), sys.byteorder)
 
 
 def halfway(target: torch.dtype, source: torch.dtype, number: int, nudge: int, negative: bool) -> int:
@@ -91,7 +99,7 @@ def halfway(target: torch.dtype, source: torch.dtype, number: int, nudge: int, n
     number %= 2 ** (8 * target.itemsize - 1) - 1
     low, high = from_bits([number, number + 1], target).to(torch.float64).tolist()
     middle = (low + high) / 2 if math.isfinite(low + high) else float(FORMATS[target].largest)
-    bits = to_bits(torch.tensor([middle], dtype=torch.float64).to(source))[0]
+    bits = to_bits(middle, source)
     top = 2 ** (8 * source.itemsize - 1)
     return min(max(bits % top + nudge, 0), top - 1) + top * negative
 
@@ -102,13 +110,17 @@ def patterns(source: torch.dtype, target: torch.dtype) -> st.SearchStrategy[int]
     return st.integers(0, 2 ** (8 * source.itemsize) - 1) | near
 
 
-def whole_numbers(source: torch.dtype) -> st.SearchStrategy[int]:
-    """Any, and such as lie near the middle of two floating-point numbers."""
+def whole_numbers(source: torch.dtype, target: torch.dtype) -> st.SearchStrategy[int]:
+    """Any, and such as lie near the middle of two neighbours in ``target``."""
     low, high = INTEGERS[source]
+    half = 2 ** FORMATS[target].precision
     near = st.builds(
-        lambda number, shift, nudge, sign: min(max(sign * ((number << shift) + nudge), low), high),
-        st.integers(0, 2**26), st.integers(0, 62), st.integers(-2, 2), st.sampled_from([1, -1]),
-    )  # fmt: skip
+        lambda odd, shift, nudge, sign: min(max(sign * ((odd << shift) + nudge), low), high),
+        st.integers(half // 2, half - 1).map(lambda number: 2 * number + 1),
+        st.integers(0, 63 - FORMATS[target].precision),
+        st.integers(-1, 1),
+        st.sampled_from([1, -1]),
+    )
     return st.integers(low, high) | near
 
 
@@ -128,7 +140,7 @@ def test_every_number_rounds_once_to_the_nearest_even(source: torch.dtype, targe
 @pytest.mark.parametrize(("source", "target"), INTEGER_PAIRS)
 def test_every_integer_rounds_once_to_the_nearest_even(source: torch.dtype, target: torch.dtype) -> None:
     @settings(max_examples=12, deadline=None, database=None)
-    @given(st.lists(whole_numbers(source), min_size=30, max_size=60))
+    @given(st.lists(whole_numbers(source, target), min_size=30, max_size=60))
     def check(chosen: list[int]) -> None:
         found = cast(torch.tensor(chosen, dtype=source), target)
         assert found.dtype == target
