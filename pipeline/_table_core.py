@@ -96,7 +96,12 @@ class Core:
         self.saved_scalars: dict[str, float] | None = None
         self._state = state
         self._pipe: weakref.ref[Pipeline] | None = None
-        self.binding = Binding(optimizer, optimizer_args, self.weights.row_shape, self.weight_dtype)  # last: it joins a group
+        try:  # after all other checks: it joins a group
+            self.binding = Binding(optimizer, optimizer_args, self.weights.row_shape, self.weight_dtype)
+        except BaseException:
+            if self.weights is not weights:
+                self.weights.close()  # opened here, and locked
+            raise
         self.device: torch.device | None = None
         if resolved is not None:
             self.fix(resolved)

@@ -110,6 +110,6 @@ def _integers_to_odd(tensor: Tensor) -> Tensor:
 
 def _signed_to_odd(tensor: Tensor) -> Tensor:
     """The low 12 bits of large numbers become one sticky bit, so what is left has at most 52 and is exact in float64."""
-    sticky = (tensor >> 12) | ((tensor & 0xFFF) < 0).to(torch.int64)
+    sticky = (tensor >> 12) | ((tensor & 0xFFF) != 0).to(torch.int64)
     large = (tensor >= 1 << 52) | (tensor <= -(1 << 52))
     return torch.where(large, sticky.to(torch.float64) * 4096, tensor.to(torch.float64))

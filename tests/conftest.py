@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import importlib.metadata
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -29,3 +31,40 @@ def no_thread_is_left() -> Iterator[None]:
     for thread in our_threads():
         thread.join(max(deadline - time.monotonic(), 0.0))
     assert [thread.name for thread in our_threads()] == []
+
+
+@pytest.fixture(scope="session")
+def compile_cuda() -> Callable[..., str]:
+    """``compile_cuda(source, architecture, *options)``: NVRTC's log, empty when it has nothing to say. Needs no GPU.
+
+    The test fails with that log when the source does not compile.
+    """
+    nvrtc = ctypes.CDLL(_nvrtc_path())
+
+    def compile_(source: str, architecture: str, *options: str) -> str:
+        program, size = ctypes.c_void_p(), ctypes.c_size_t()
+        assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None) == 0
+        given = [f"--gpu-architecture={architecture}".encode(), *(option.encode() for option in options)]
+        result = nvrtc.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+        text = log.value.decode().strip()
+        assert result == 0, text
+        return text
+
+    return compile_
+
+
+def _nvrtc_path() -> str:
+    """The compiler of the wheel for CUDA 12, or of the one for CUDA 13 that torch may have brought."""
+    for wheel in ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"):
+        try:
+            files = importlib.metadata.files(wheel) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.match("libnvrtc.so.*"):
+                return str(file.locate())
+    raise AssertionError("NVRTC is not installed; pip install 'rowferry[dev]'")

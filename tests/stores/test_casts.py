@@ -100,7 +100,7 @@ def halfway(target: torch.dtype, source: torch.dtype, number: int, nudge: int, n
     low, high = from_bits([number, number + 1], target).to(torch.float64).tolist()
     middle = (low + high) / 2 if math.isfinite(low + high) else float(FORMATS[target].largest)
     bits = to_bits(middle, source)
-    top = 2 ** (8 * source.itemsize - 1)
+    top = 1 << (8 * source.itemsize - 1)
     return min(max(bits % top + nudge, 0), top - 1) + top * negative
 
 

@@ -23,7 +23,7 @@ def test_a_created_array_opens_with_its_dtype_and_reads_as_fill(tmp_path: Path, 
         assert store.writable
         assert store.dtype == dtype
         assert store.describe()["compressor"] == ([compressor] if compressor else [])
-        store.scatter([4], torch.zeros(1, 3))
+        store.scatter([4], torch.zeros(1, 3, dtype=dtype))
     fresh = ZarrStore(tmp_path / "a.zarr")
     assert fresh.dtype == dtype
     assert fresh.gather(range(5)).to(torch.complex64).real[:, 0].tolist() == [1, 1, 1, 1, 0]
