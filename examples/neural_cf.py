@@ -81,7 +81,8 @@ class Ranker(nn.Module):
         half = files.shape[-1] // 2
         product = files[..., :half] * modules[..., :half]
         deep = self.deep(torch.cat([files[..., half:], modules[..., half:]], -1))
-        return self.out(torch.cat([product, deep], -1)).squeeze(-1)
+        scores: Tensor = self.out(torch.cat([product, deep], -1)).squeeze(-1)
+        return scores
 
 
 def rivals(rows: list[np.ndarray], held: np.ndarray, count: int) -> np.ndarray:

@@ -160,9 +160,8 @@ def main() -> int:
         print(f"near {word}: {', '.join(vocabulary[near] for near in neighbours(vectors, number[word], 6))}")
     worst = max(abs(one - other) / max(abs(other), 1.0) for one, other in zip(ferried, resident, strict=True))
     fine = worst <= 1e-5
-    print(
-        f"word2vec {'ok' if fine else 'FAILED'}: loss {ferried[0]:.3f} to {ferried[-1]:.3f}, curves differ by {worst:.1e} at most"
-    )
+    said = f"loss {ferried[0]:.3f} to {ferried[-1]:.3f}, curves differ by {worst:.1e} at most"
+    print(f"word2vec {'ok' if fine else 'FAILED'}: {said}")
     return 0 if fine else 1
 
 

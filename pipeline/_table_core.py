@@ -20,10 +20,10 @@ from torch import Tensor
 from rowferry.stores import Store
 from rowferry.stores._casts import cast, castable
 from rowferry.stores._devices import resolve_device
-from rowferry.stores._rows import check_index, to_host
+from rowferry.stores._rows import check_index
 
 from ._table_optimizer import Binding, OptimizerLike
-from ._table_padding import spread_over
+from ._table_padding import as_ids, spread_over
 from ._table_rounding import round_stochastically, rounds
 from ._table_state import check_state, make_state, open_writable
 from .loader import Pipeline
@@ -141,10 +141,12 @@ class Core:
             self.columns = make_state(self._state, self.weights, specs.columns)
         fit = {name: (store.row_shape, store.dtype) for name, store in self.columns.items()}
         wanted = {name: (spec.row_shape, spec.dtype) for name, spec in specs.columns.items()}
-        if fit != wanted:
+        unlike = self.saved_scalars is not None and set(self.saved_scalars) != set(specs.scalars)
+        if fit != wanted or unlike:
+            have = sorted((*fit, *(self.saved_scalars or ())))
             raise ValueError(
-                f"the table was saved with the state {sorted(fit)}; the optimizer {type(self.binding.optimizer).__name__} "
-                f"keeps {sorted(wanted)}. Load it with the optimizer and settings that it was saved with"
+                f"the table has the state {have}, and {type(self.binding.optimizer).__name__} "
+                f"keeps {sorted((*wanted, *specs.scalars))}. Load it with the optimizer and settings that it was saved with"
             )
         if self.saved_scalars is not None:
             self.binding.restore(self.saved_scalars)
@@ -201,12 +203,11 @@ class Core:
         """See ``RowTable.lookup``."""
         target = self.fix(device)
         kept = None
-        if not isinstance(ids, Tensor) or ids.device.type == "cpu":
-            array = to_host(ids, len(self.weights))
-            ids = torch.from_numpy(array.astype("int64")) if array.dtype.kind in "iu" else array  # else: checked below
-        if self.padding is not None and isinstance(ids, Tensor) and ids.dtype != torch.bool:
-            kept = ids != self.padding
-            ids = ids[kept]
+        if self.padding is not None:
+            ids = as_ids(ids, len(self.weights))
+            if isinstance(ids, Tensor):
+                kept = ids != self.padding
+                ids = ids[kept]
         rows, shape = check_index(ids, len(self.weights), self.weights.name, negative=False)
         self.flush(False)
         found = self.weights.read(rows, target).view(*shape, *self.weights.row_shape)

@@ -16,7 +16,7 @@ from ._assembly import MoverName
 from ._stats import Stats
 from ._table_batch import LookupBatch, Put, TableBatch, TablesBatch, grown, rounded_up
 from ._table_core import Core
-from ._table_padding import PaddedItem, Wrapped, spread_over, wrapped_index
+from ._table_padding import Ids, PaddedItem, Wrapped, spread_over, wrapped_index
 from .loader import Pipeline
 
 ONLY = ""  # the name of a table that has no others beside it
@@ -58,14 +58,13 @@ class TableBatches:
         self._cores = dict(cores)
         self._several = ONLY not in cores
         self._train, self._pad_rows = train, pad_rows
-        paddings = {name: core.padding for name, core in cores.items()}
-        self._wrapped = any(padding is not None for padding in paddings.values())
-        if self._wrapped:
+        if any(core.padding is not None for core in cores.values()):
             if items is None:
                 raise ValueError("padding ids come in index batches: pass them, not batch_size=, shuffle= or sampler= alone")
             if not hasattr(items, "__iter__"):
                 raise TypeError(f"batches takes an iterable of index batches or items, not a {type(items).__name__}")
-            items, index = Wrapped(items), wrapped_index(index, paddings, several=self._several)
+            allowed = {name: Ids(len(core.weights), core.padding) for name, core in cores.items()}
+            items, index = Wrapped(items), wrapped_index(index, allowed, several=self._several)
         if train:
             for core in cores.values():
                 core.begin_training()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,8 +64,16 @@ class Wrapped:
         return getattr(self._origin, name)
 
 
-def real_ids(index: Any, table: str, padding: int | None) -> Callable[[PaddedItem], Any]:
-    """``index=`` for a pipeline over wrapped items: the ids of ``table`` without those that are ``padding``.
+@dataclass(frozen=True)
+class Ids:
+    """What ids of one table may be: ``rows`` of them, and ``padding``, which stands for nothing (None: no such id)."""
+
+    rows: int
+    padding: int | None
+
+
+def real_ids(index: Any, table: str, allowed: Ids) -> Callable[[PaddedItem], Any]:
+    """``index=`` for a pipeline over wrapped items: the ids of ``table`` without those that are its padding.
 
     Args:
         index: how the user takes the table's ids from an item: None (it is them), a key or a callable.
@@ -72,16 +81,12 @@ def real_ids(index: Any, table: str, padding: int | None) -> Callable[[PaddedIte
 
     def ids(wrapped: PaddedItem) -> Any:
         found = rows_of(wrapped.item, index, wrapped.number) if index is not None else wrapped.item
-        if padding is None:
+        if allowed.padding is None:
             return found
-        if isinstance(found, Tensor) and found.device.type != "cpu":
-            kept = found != padding
-        else:
-            array = to_host(found, 0)
-            if array.dtype.kind not in "iu":
-                return found  # refused, or a mask of rows, by the pipeline's own check
-            found = torch.from_numpy(array.astype("int64"))
-            kept = found != padding
+        found = as_ids(found, allowed.rows)
+        if not isinstance(found, Tensor):
+            return found  # refused by the pipeline's own check
+        kept = found != allowed.padding
         if bool(kept.all()):
             return found
         wrapped.kept[table] = kept
@@ -90,12 +95,24 @@ def real_ids(index: Any, table: str, padding: int | None) -> Callable[[PaddedIte
     return ids
 
 
-def wrapped_index(index: Any, paddings: Mapping[str, int | None], *, several: bool) -> Any:
+def as_ids(index: Any, rows: int) -> Any:
+    """An index of a table of ``rows`` rows as a tensor of its ids, on a device where it is on one; what is none, as it is."""
+    if isinstance(index, Tensor) and index.device.type != "cpu" and index.dtype != torch.bool:
+        return index
+    array = to_host(index, rows)
+    if array.dtype.kind == "b" and array.shape == (rows,):
+        array = np.flatnonzero(array)
+    if array.size == 0:
+        array = array.astype(np.int64)  # an empty list has no integers
+    return torch.from_numpy(array.astype(np.int64)) if array.dtype.kind in "iu" else index
+
+
+def wrapped_index(index: Any, tables: Mapping[str, Ids], *, several: bool) -> Any:
     """``index=`` for a pipeline over wrapped items, of one table or of several."""
     if several:
-        return {name: real_ids(index[name], name, padding) for name, padding in paddings.items()}
-    ((name, padding),) = paddings.items()
-    return real_ids(index, name, padding)
+        return {name: real_ids(index[name], name, allowed) for name, allowed in tables.items()}
+    ((name, allowed),) = tables.items()
+    return real_ids(index, name, allowed)
 
 
 def spread_over(kept: Tensor, values: Tensor, fill: float) -> Tensor:
@@ -104,5 +121,5 @@ def spread_over(kept: Tensor, values: Tensor, fill: float) -> Tensor:
     A fresh tensor on the current stream; no host sync.
     """
     full = values.new_full((*kept.shape, *values.shape[1:]), fill)
-    mask = kept.view(*kept.shape, *(1,) * (values.dim() - 1)).expand(full.shape)
+    mask = kept.view((*kept.shape, *(1,) * (values.dim() - 1))).expand(full.shape)
     return full.masked_scatter_(mask, values)

@@ -191,8 +191,10 @@ def test_torchs_own_sparse_embedding_ends_at_the_same_rows(kind: type[optim.Opti
 def test_optimizers_that_are_not_row_by_row_are_refused_by_name(kind: type[optim.Optimizer]) -> None:
     with pytest.raises(TypeError, match=kind.__name__):
         RowTable(torch.zeros(4, 2), kind)
+    make: Any = kind
+    existing = make([torch.zeros(2, 2, requires_grad=True)])
     with pytest.raises(TypeError, match=kind.__name__):
-        RowTable(torch.zeros(4, 2), kind([torch.zeros(2, 2, requires_grad=True)]))
+        RowTable(torch.zeros(4, 2), existing)
 
 
 class Odd(optim.SGD):

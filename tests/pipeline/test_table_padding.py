@@ -80,6 +80,18 @@ def test_a_sampler_with_padding_keeps_its_length_state_and_epochs(table: MakeTab
         iter(once)
 
 
+def test_every_kind_of_index_works_beside_padding(table: MakeTable) -> None:
+    mask = torch.zeros(20, dtype=torch.bool)
+    mask[[0, 3]] = True
+    kinds: list[Any] = [slice(2, 5), slice(-2, None), range(3), mask, [], 4, torch.tensor(0), torch.tensor([[0, 3]]).int()]
+    trained = table(padding=0)
+    found = [(batch.index.tolist(), batch.lookup()) for batch in trained.batches(kinds)]
+    assert [ids for ids, _ in found] == [[2, 3, 4], [18, 19], [0, 1, 2], [0, 3], [], 4, 0, [[0, 3]]]
+    for kind, (_, vectors) in zip(kinds, found, strict=True):
+        assert torch.equal(vectors, trained.lookup(kind))
+    assert found[6][1].tolist() == [0, 0, 0]
+
+
 def test_padding_that_cannot_be_is_refused(table: MakeTable) -> None:
     for padding in (-2, 20):
         with pytest.raises(ValueError, match="padding"):

@@ -1,15 +1,14 @@
-"""Pinned memory: one allocation seen three ways, exact in size, given back with its last view, alike without CUDA."""
+"""``PinnedStore``: one memory seen three ways, given back with its last view, and alike without CUDA."""
 
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,74 +17,15 @@ from torch import Tensor
 
 import rowferry
 from rowferry.stores import ArrayStore, PinnedStore
-from rowferry.stores import _pinning as pinning
-from rowferry.stores._pinning import Registration, pin_mapping, pinned_bytes
 from rowferry.stores.testing import EVERY_DTYPE, bits, random_bits
 
-SIZE = (64 << 20) + 4096  # bytes; what rounds up to a power of two takes twice as much
 SRC = Path(rowferry.__file__).parents[1]
 NOT_IN_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def mapped() -> int:
-    """Bytes of address space that this process holds."""
-    with open("/proc/self/statm", encoding="ascii") as line:
-        return int(line.read().split()[0]) * mmap.PAGESIZE
 
 
 @pytest.fixture
 def numbers() -> Tensor:
     return torch.arange(12, dtype=torch.float32).reshape(4, 3)
-
-
-# ---- the memory ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 1_000_003])
-def test_memory_has_the_size_asked_for_and_holds_zeros(nbytes: int) -> None:
-    memory = pinned_bytes(nbytes)
-    assert (memory.dtype, memory.shape, memory.device.type) == (torch.uint8, (nbytes,), "cpu")
-    assert int(memory.sum()) == 0
-    memory.fill_(7)
-    assert bool((memory == 7).all())
-
-
-def test_memory_is_not_rounded_up_and_goes_with_the_last_tensor_over_it() -> None:
-    gc.collect()
-    before = mapped()
-    memory = pinned_bytes(SIZE)
-    assert SIZE <= mapped() - before < 1.1 * SIZE
-    part = memory[-8:].view(torch.int64)
-    del memory
-    assert mapped() - before >= SIZE
-    assert part.tolist() == [0]
-    del part
-    assert mapped() - before < SIZE // 10
-
-
-def test_memory_may_die_in_any_thread() -> None:
-    before, held = mapped(), [pinned_bytes(SIZE)]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
-    assert mapped() - before < SIZE
-
-
-def test_a_size_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"-1 bytes .* 0 or more"):
-        pinned_bytes(-1)
-    with pytest.raises(MemoryError, match=r"1,152,921,504,606,846,976 bytes.*(smaller table|store on disk)"):
-        pinned_bytes(1 << 60)
-
-
-def test_memory_made_in_inference_mode_may_be_written_outside() -> None:
-    with torch.inference_mode():
-        memory = pinned_bytes(8)
-    assert not memory.is_inference()
-    memory.add_(1)
-
-
-# ---- the store ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [PinnedStore, PinnedStore.empty, PinnedStore.zeros])
@@ -180,6 +120,21 @@ def test_what_torch_cannot_hold_is_refused(array: object, text: str) -> None:
         PinnedStore.from_array(array)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error"),
+    [
+        ((), torch.float32, ValueError),
+        ((-1, 2), torch.float32, ValueError),
+        ((2.0, 2), torch.float32, TypeError),
+        ((2, 2), np.float32, TypeError),
+        ((2, 2), "float32", TypeError),
+    ],
+)
+def test_what_is_no_shape_or_no_torch_dtype_is_refused(shape: Any, dtype: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        PinnedStore(shape, dtype)
+
+
 def test_a_file_is_loaded_whole_and_left_alone(tmp_path: Path, numbers: Tensor) -> None:
     path = tmp_path / "rows.npy"
     np.save(path, numbers.numpy())
@@ -212,8 +167,6 @@ def test_without_cuda_memory_is_ordinary_and_cupy_says_what_is_missing(numbers: 
         store.cupy()
     with pytest.raises(TypeError, match="NumPy has no"):
         PinnedStore.zeros((1,), torch.bfloat16).cupy()
-    assert pin_mapping(numbers) is None
-    assert not torch.cuda.is_initialized()
 
 
 FORKED = """
@@ -251,18 +204,10 @@ def test_a_forked_child_is_told_to_be_spawned(devices: str) -> None:
 
 
 @pytest.mark.gpu
-def test_memory_is_really_page_locked_in_parts_and_in_whole() -> None:
-    memory = pinned_bytes(SIZE + 3)
-    for part in (memory, memory[:1], memory[-1:], memory[1:].view(3, -1)):
-        assert part.is_pinned()
-    assert memory.cuda().equal(torch.zeros_like(memory, device="cuda"))
-
-
-@pytest.mark.gpu
 def test_the_lock_goes_with_the_last_view_and_the_address_may_be_locked_again() -> None:
     kept = []
     for _ in range(20):  # the system hands out the same addresses again: a lock left behind would be refused
-        store = PinnedStore.zeros((SIZE // 64, 64), torch.uint8)
+        store = PinnedStore.zeros((1 << 20, 64), torch.uint8)
         array = store.numpy()
         store.close()
         del store
@@ -289,40 +234,6 @@ def test_cupy_sees_the_same_memory_and_its_kernels_write_it() -> None:
     gc.collect()
     assert cupy.asnumpy(view).tolist() == (torch.arange(12).reshape(4, 3) * 2).tolist()
     assert PinnedStore.zeros((0, 3), torch.float32).cupy().shape == (0, 3)
-
-
-@pytest.mark.gpu
-def test_a_refused_lock_leaves_no_lock_and_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinning, "PIECE", 1 << 20)
-    memory = torch.from_numpy(np.frombuffer(pinning._map(4 << 20), np.uint8))
-    taken = Registration(memory.data_ptr() + (2 << 20), 1 << 20, 1)  # the third piece of the whole
-    with pytest.raises(MemoryError, match=r"refused to page-lock 1,048,576 of 4,194,304 bytes.*ulimit -l"):
-        Registration(memory.data_ptr(), 4 << 20, 1)
-    assert torch.ones(3, device="cuda").sum().item() == 3  # no error is waiting for an innocent call
-    torch.cuda.synchronize()
-    assert not memory[:8].is_pinned()
-    taken.release()
-    taken.release()
-    whole = Registration(memory.data_ptr(), 4 << 20, 1)
-    assert memory.is_pinned()
-    whole.release()
-    assert not memory.is_pinned()
-
-
-@pytest.mark.gpu
-def test_a_mapped_file_is_locked_where_it_lies_or_left_as_it_was(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, 256, (1000, 70), np.uint8)
-    np.save(tmp_path / "rows.npy", values)
-    array = np.load(tmp_path / "rows.npy", mmap_mode="c")
-    handle = pin_mapping(torch.from_numpy(array))
-    assert torch.ones(3, device="cuda").sum().item() == 3
-    assert torch.from_numpy(array).cuda().cpu().numpy().tolist() == values.tolist()
-    if handle is not None:
-        assert torch.from_numpy(array).is_pinned()
-        handle.release()
-        assert not torch.from_numpy(array).is_pinned()
-    with pytest.raises(ValueError, match="contiguous"):
-        pin_mapping(torch.from_numpy(array)[:, ::2])
 
 
 @pytest.mark.gpu
