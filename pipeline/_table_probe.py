@@ -139,6 +139,7 @@ class _FirstWrites(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         # By address; the tensor is kept too, so that its address is not used again.
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._blank: dict[int, Tensor] = {}  # uninitialised so far; held, so that no address comes twice
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,15 +149,29 @@ class _FirstWrites(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             for tensor in value if isinstance(value, list | tuple) else (value,):
                 if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
-                    key = tensor.untyped_storage().data_ptr()
-                    if key not in self._seen:
-                        self._seen[key] = (tensor, tensor.detach().clone())
-        return func(*args, **kwargs)
+                    self._before(func._schema.name, tensor)
+        made = func(*args, **kwargs)
+        if isinstance(made, Tensor) and func._schema.name in _BLANK:
+            self._blank[made.untyped_storage().data_ptr()] = made
+        return made
+
+    def _before(self, name: str, tensor: Tensor) -> None:
+        """``tensor`` is about to be changed by ``name``."""
+        key = tensor.untyped_storage().data_ptr()
+        blank = self._blank.pop(key, None) is not None
+        if key in self._seen or (blank and name in _FIRST_VALUES):
+            return
+        # A buffer that is never read before it is written, as fused SGD's momentum, is as good as zero.
+        self._seen[key] = (tensor, torch.zeros_like(tensor) if blank else tensor.detach().clone())
 
     def initial(self, tensor: Tensor) -> Tensor:
         """What ``tensor`` held before its first change."""
         seen = self._seen.get(tensor.untyped_storage().data_ptr())
         return tensor if seen is None else seen[1]
+
+
+_BLANK = frozenset({"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::new_empty_strided"})
+_FIRST_VALUES = frozenset({"aten::fill_", "aten::zero_", "aten::copy_", "aten::normal_", "aten::uniform_"})
 
 
 def _is_scalar(value: Any) -> bool:
