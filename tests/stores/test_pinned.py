@@ -195,7 +195,8 @@ print("both went on")
 
 @pytest.mark.parametrize("devices", ["", pytest.param("0", marks=pytest.mark.gpu)])
 def test_a_forked_child_is_told_to_be_spawned(devices: str) -> None:
-    env = os.environ | {"PYTHONPATH": str(SRC), "CUDA_VISIBLE_DEVICES": devices}
+    path = os.pathsep.join([str(SRC), *filter(None, sys.path)])  # the child finds what this process found
+    env = os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": devices}
     done = subprocess.run([sys.executable, "-c", FORKED], env=env, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "both went on\n", done.stderr
 
