@@ -40,7 +40,8 @@ class Copy:
         self._threads = threads
         chunked = store.chunk_rows > 1
         self._piece_rows = max((CHUNKED_PIECE_BYTES if chunked else PIECE_BYTES) // max(store.row_nbytes, 1), 1)
-        self._rings = {"fetch": _Ring(device, threads + 2), "drain": _Ring(device, threads + 2)}
+        size = 2 if chunked else threads + 2  # pieces of chunks are gathered one after the other
+        self._rings = {"fetch": _Ring(device, size), "drain": _Ring(device, size)}
 
     def fetch(self, stream: Any, out: Tensor, rows: Tensor, host_rows: NDArray[np.int64] | None) -> Task:
         del rows

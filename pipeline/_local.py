@@ -12,12 +12,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from rowferry.stores._bytes import as_ints
 from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
 from ._containers import map_leaves
 from ._flight import Asked, Request
-from ._movers import as_ints
 from ._requests import Requests
 from ._serving import Taken, check_values
 from ._source import Source, Table

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rowferry.stores import Store
+from rowferry.stores._bytes import as_ints
 from rowferry.stores._device_contract import Device, Event
 
 from ._engine import Host, Task
@@ -64,14 +65,6 @@ class TorchKernels:
         if marks is not None:
             rows, values = rows[marks.bool()], values[marks.bool()]
         as_ints(target).index_copy_(0, rows, as_ints(values))
-
-
-_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def as_ints(tensor: Tensor) -> Tensor:
-    """The same memory as integers of the same size (complex128 stays): what every operator can move, bit for bit."""
-    return tensor if tensor.dtype.itemsize == 16 else tensor.view(_INTS[tensor.dtype.itemsize])
 
 
 def pick_rows(device: Device, name: str, column: Tensor, places: Tensor, *, out: Tensor) -> None:

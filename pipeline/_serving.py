@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rowferry.stores._bytes import as_ints
 from rowferry.stores._casts import cast, castable
 from rowferry.stores._device_contract import Device
 
 from . import _marks
 from ._containers import map_leaves
 from ._flight import Request, TableWindow, Window
-from ._movers import as_ints
 from ._run import Run
 from ._source import Column
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import torch
 
+from rowferry.stores._bytes import as_ints
+
 from ._ids import id_dtype
-from ._movers import as_ints
 from ._run import Parts
 from ._window import Layout, Older, Sorted, arrange, count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, final
 
 import torch
@@ -64,6 +64,7 @@ class Prefetcher(Generic[T]):
         self._depth = depth
         self._pool = PinnedPool(device)
         self._live: weakref.ref[_Items[T]] | None = None
+        self._new_host: Callable[[], Host] = lambda: Threads(device, 1)
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]  # TypeError from the iterable when it has none
@@ -72,7 +73,7 @@ class Prefetcher(Generic[T]):
         live = self._live() if self._live is not None else None
         if live is not None:
             live.close()
-        items = _Items(self._iterable, self._device, self._dtype, self._depth, self._pool)
+        items = _Items(self._iterable, self._device, self._dtype, self._depth, self._pool, self._new_host())
         self._live = weakref.ref(items)
         return items
 
@@ -103,10 +104,11 @@ class _State:
 
 @final
 class _Items(Iterator[T]):
-    def __init__(self, iterable: Iterable[T], device: Device, dtype: torch.dtype | None, depth: int, pool: PinnedPool) -> None:
+    def __init__(
+        self, iterable: Iterable[T], device: Device, dtype: torch.dtype | None, depth: int, pool: PinnedPool, host: Host
+    ) -> None:
         self._device = device
         self._pid = os.getpid()
-        host = Threads(device, 1)
         self._state = _State(host)
         self._over = False
         self._stream = device.stream("prefetch")
@@ -146,7 +148,7 @@ class _Items(Iterator[T]):
             self._finalizer()
 
     def _keep(self, leaf: Any, stream: Any) -> Any:
-        if isinstance(leaf, Tensor) and leaf.is_cuda:
+        if isinstance(leaf, Tensor) and self._device.holds(leaf):
             self._device.keep(leaf, stream)
         return leaf
 
@@ -186,7 +188,8 @@ class _Mover:
         if not isinstance(leaf, Tensor):
             return leaf.to(self._device.torch) if hasattr(leaf, "to") else leaf
         target = self._dtype if self._dtype is not None and leaf.dtype.is_floating_point else leaf.dtype
-        if self._device.asynchronous and leaf.device.type == "cpu" and leaf.layout == torch.strided and leaf.numel():
+        plain = leaf.is_cpu and leaf.layout == torch.strided and leaf.numel()
+        if self._device.asynchronous and plain and not self._device.holds(leaf):
             source = leaf.detach().contiguous()
             if source.is_pinned():
                 sources.append(source)
@@ -195,10 +198,14 @@ class _Mover:
                 buffers.append(buffer)
             out = self._device.empty(tuple(source.shape), source.dtype)
             self._device.copy(out, source)
-            leaf = out
-        else:
-            leaf = leaf.to(self._device.torch)
-        return cast(leaf, target) if leaf.dtype != target else leaf
+            return out if out.dtype == target else self._cast(out, target)
+        leaf = leaf.to(self._device.torch)
+        return leaf if leaf.dtype == target else cast(leaf, target)
+
+    def _cast(self, rows: Tensor, target: torch.dtype) -> Tensor:
+        out = self._device.empty(tuple(rows.shape), target)
+        self._device.launch("cast", lambda: out.copy_(cast(rows, target)), reads=[rows], writes=[out])
+        return out
 
 
 def _produce(items: Iterator[Any], state: _State, mover: _Mover, depth: int) -> Task:

@@ -62,3 +62,11 @@ def _records(tensor: torch.Tensor) -> NDArray[Any]:
     flat = tensor.detach().view(-1).view(torch.uint8).numpy()
     row_nbytes = flat.size // len(tensor)
     return flat.view(f"V{row_nbytes}") if row_nbytes <= _WIDEST_RECORD else flat.reshape(-1, row_nbytes)
+
+
+_INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_ints(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers of the same size (complex128 stays): what every operator can move, bit for bit."""
+    return tensor if tensor.dtype.itemsize == 16 else tensor.view(_INTS[tensor.dtype.itemsize])

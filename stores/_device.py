@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._bytes import as_ints
 from ._contract import Store
 from ._devices import resolve_device
 from ._layout import check_layout, fill, identity_of, layout_of
@@ -78,10 +79,10 @@ class DeviceStore(Store):
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         # By bits: not every dtype has an index_select on every device (float8 has none).
-        torch.index_select(as_bits(self._held()), 0, self._places(rows), out=as_bits(out))
+        torch.index_select(as_ints(self._held()), 0, self._places(rows), out=as_ints(out))
 
     def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
-        as_bits(self._held()).index_copy_(0, self._places(rows), as_bits(values))
+        as_ints(self._held()).index_copy_(0, self._places(rows), as_ints(values))
 
     def _flush(self, sync: bool) -> None:
         del sync  # memory: nothing is behind it
@@ -99,13 +100,3 @@ class DeviceStore(Store):
         if self.memory is None:
             raise ValueError(f"{self.name} is closed; its memory was given back")
         return self.memory
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers of the same width; complex numbers and others that need no help stay as they are."""
-    if tensor.dtype == torch.bool or tensor.dtype.is_complex:
-        return tensor
-    return tensor.view(_BITS[tensor.dtype.itemsize])

@@ -76,7 +76,7 @@ class PinnedStore(Store):
         Args:
             path: anything that ``rowferry.open_store`` opens.
             name: what errors call the store; the path when None.
-            options: passed on to ``open_store`` (``array``, ``dtype``, ``select``, ``storage_options``).
+            options: passed on to ``open_store`` (``array``, ``dtype``).
         """
         from ._open import open_store  # _open knows every store, this one too
 

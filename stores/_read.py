@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ._bytes import as_ints
 from ._casts import cast, castable
 from ._contract import Store
-from ._device import as_bits
 from ._device_contract import Device
 from ._devices import device_for
 from ._rows import check_index
@@ -68,7 +68,7 @@ def _rows(store: Store, index: Any, target: Device) -> tuple[Tensor | NDArray[np
 def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> Tensor:
     if store.memory is not None and store.device == target.torch and target.is_cuda:
         chosen = rows if isinstance(rows, Tensor) else _upload(rows, target)
-        return as_bits(store.memory).index_select(0, chosen).view(store.dtype)  # float8 has no index_select
+        return as_ints(store.memory).index_select(0, chosen).view(store.dtype)  # float8 has no index_select
     if target.is_cuda and store.pinned and store.memory is not None:
         from ._kernels import RowKernels, available
 
