@@ -1,0 +1,112 @@
+"""A window's arithmetic against plain sets: counts after each batch, places, sources, each batch's own rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rowferry.pipeline._window import Layout, Older, Sorted, arrange, count
+
+BATCHES = st.lists(st.lists(st.integers(0, 11), max_size=6), min_size=1, max_size=5).filter(any)
+OLDER = st.lists(st.sets(st.integers(0, 11), max_size=6), max_size=3)
+
+
+@dataclass
+class Planned:
+    ids: Tensor
+    ends: list[int]
+    older: list[Older]
+    counts: Tensor
+    sizes: list[int]
+    layout: Layout
+
+
+def plan(batches: list[list[int]], older_rows: list[set[int]], dtype: torch.dtype = torch.int64) -> Planned:
+    rng = np.random.default_rng(len(batches))
+    ids = torch.tensor([row for batch in batches for row in batch], dtype=dtype)
+    ends = torch.tensor(np.cumsum([len(batch) for batch in batches]))
+    older = [
+        Older(torch.tensor(sorted(rows), dtype=dtype), torch.from_numpy(rng.permutation(len(rows)).astype(np.int64)))
+        for rows in older_rows
+    ]
+    found = Sorted(torch.empty_like(ids), torch.empty(len(ids), dtype=torch.int64))
+    counts = torch.empty((2 + len(older), len(batches)), dtype=torch.int64)
+    count(ids, ends, older, found, counts)
+    sizes = counts[:-1, -1].tolist()
+    distinct, pairs = sum(sizes), int(counts[-1, -1])
+
+    def numbers(size: int) -> Tensor:
+        return torch.full((size,), -99)
+
+    layout = Layout(
+        rows=torch.empty(distinct, dtype=dtype),
+        places=numbers(len(ids)),
+        older=Older(torch.empty(distinct, dtype=dtype), numbers(distinct)),
+        carried=tuple(numbers(size) for size in sizes[1:]),
+        batch_places=numbers(pairs),
+        inverse=numbers(len(ids)),
+    )
+    arrange(found, ends, older, sizes, layout)
+    return Planned(ids, ends.tolist(), older, counts, sizes, layout)
+
+
+def source_of(row: int, older_rows: list[set[int]]) -> int:
+    """0 for the store, else 1 + the newest older window that holds the row."""
+    return next((number + 1 for number, rows in enumerate(older_rows) if row in rows), 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(BATCHES, OLDER)
+def test_counts_after_each_batch_are_those_of_sets(batches: list[list[int]], older_rows: list[set[int]]) -> None:
+    planned = plan(batches, older_rows)
+    pairs = 0
+    for number, end in enumerate(planned.ends):
+        held = set(planned.ids[:end].tolist())
+        pairs += len(set(batches[number]))
+        for line in range(len(older_rows) + 1):
+            assert planned.counts[line, number] == sum(source_of(row, older_rows) == line for row in held)
+        assert planned.counts[-1, number] == pairs
+
+
+@settings(max_examples=150, deadline=None)
+@given(BATCHES, OLDER)
+def test_a_slot_holds_each_row_once_grouped_by_source(batches: list[list[int]], older_rows: list[set[int]]) -> None:
+    planned = plan(batches, older_rows)
+    layout, start = planned.layout, 0
+    assert torch.equal(layout.rows[layout.places], planned.ids)
+    for line, size in enumerate(planned.sizes):
+        block = layout.rows[start : start + size].tolist()
+        assert block == sorted(row for row in set(planned.ids.tolist()) if source_of(row, older_rows) == line)
+        if line:  # the places to carry from are those of the same rows in the older slot
+            where = dict(zip(planned.older[line - 1].places.tolist(), planned.older[line - 1].rows.tolist(), strict=True))
+            assert [where[place] for place in layout.carried[line - 1].tolist()] == block
+        start += size
+    assert layout.older.rows.tolist() == sorted(set(planned.ids.tolist()))
+    assert torch.equal(layout.rows[layout.older.places], layout.older.rows)
+
+
+@settings(max_examples=150, deadline=None)
+@given(BATCHES, OLDER)
+def test_each_batch_finds_its_own_distinct_rows(batches: list[list[int]], older_rows: list[set[int]]) -> None:
+    layout, start, first = plan(batches, older_rows).layout, 0, 0
+    assert layout.batch_places is not None
+    assert layout.inverse is not None
+    for batch in batches:
+        own = layout.rows[layout.batch_places[first : first + len(set(batch))]]
+        assert own.tolist() == sorted(set(batch))
+        assert own[layout.inverse[start : start + len(batch)]].tolist() == batch
+        start, first = start + len(batch), first + len(set(batch))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_row_numbers_of_either_width_give_the_same_plan(dtype: torch.dtype) -> None:
+    narrow, wide = plan([[3, 1, 3], [2]], [{1}], dtype), plan([[3, 1, 3], [2]], [{1}])
+    assert narrow.layout.rows.dtype == dtype
+    assert narrow.layout.rows.tolist() == wide.layout.rows.tolist() == [2, 3, 1]
+    assert narrow.layout.places.tolist() == wide.layout.places.tolist()
