@@ -110,7 +110,8 @@ class Consumer:
         if not run.host.wait(lambda: not run.jobs or (run.drain_error is not None and not run.retry), timeout):
             return False
         if run.jobs:
-            self._raise(run.drain_error)
+            assert run.drain_error is not None
+            raise run.drain_error
         if run.last_landing is not None:
             run.host.synchronize(run.last_landing)
         return True
@@ -123,7 +124,7 @@ class Consumer:
             run.retry = run.drain_error is not None
         if error is not None:
             run.host.notify()
-            self._raise(error)
+            raise error
 
     # ---- crossing ---------------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Consumer:
         if number not in run.windows or run.windows[number].ready is None:
             run.wanted = number - 1
             if run.failure is not None:
-                self._raise(run.failure.error)
+                raise run.failure
             raise StopIteration
         window = run.windows[number]
         assert window.ready is not None
@@ -244,8 +245,3 @@ class Consumer:
         """Block until the work on our own streams, and what was launched on the consumer's, has passed."""
         for stream in (*self._run.parts.streams.all(), *((self._stream,) if self._stream is not None else ())):
             self._device.record(stream).synchronize()
-
-    @staticmethod
-    def _raise(error: BaseException | None) -> None:
-        assert error is not None
-        raise error

@@ -129,11 +129,3 @@ class Window:
     def source_windows(self) -> set[int]:
         """Windows that rows are carried from."""
         return {source for table in self.tables for source, _, _ in table.sources}
-
-
-@dataclass
-class Failure:
-    """An error of the producer, as a value: raised by the ``next()`` that would serve batch ``number``."""
-
-    error: BaseException
-    number: int

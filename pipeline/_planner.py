@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._flight import Failure, Request, TableWindow, Window
+from ._flight import Request, TableWindow, Window
 from ._ids import bring_ids, id_dtype
 from ._run import Run
 from ._staging import typed
@@ -83,7 +83,7 @@ def _take(run: Run, wanted: int) -> list[Request]:
         with run.host.lock:
             run.backlog.extend(requests)
             run.taken_all = ended
-            run.pending_error = None if error is None else Failure(error, -1)
+            run.pending_error = error
     if run.backlog and run.backlog[0].number < run.single_until:
         wanted = 1
     with run.host.lock:

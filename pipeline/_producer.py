@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _marks
 from ._engine import Task
-from ._flight import Failure, TableWindow, Window
+from ._flight import TableWindow, Window
 from ._movers import pick_rows
 from ._planner import Growth, plan_window
 from ._run import DrainJob, Run
@@ -27,7 +27,7 @@ def produce(run: Run) -> Task:
             with run.parts.counters.phase("plan"):
                 window = yield from plan_window(run, number, growth)
         except Exception as error:
-            _fail(run, Failure(error, number))
+            _fail(run, error)
             return
         if window is None:
             _finish(run, number)
@@ -82,8 +82,9 @@ def _fill(run: Run, window: Window) -> Task:
     if not settings.writable:
         with device.use(stream):
             carry(run, window)
-    window.ready = device.record(stream)
+    ready = device.record(stream)
     with run.host.lock:
+        window.ready = ready  # with the slot's point: the consumer goes by this
         run.slots.fill(window.number)
         if not settings.writable:
             run.slots.copied(window.number)
@@ -129,9 +130,9 @@ def _reads_on_host(run: Run) -> bool:
     return any(mover.wants_host_rows for movers in run.parts.movers for mover in movers)
 
 
-def _fail(run: Run, failure: Failure) -> None:
+def _fail(run: Run, error: Exception) -> None:
     with run.host.lock:
-        run.failure = failure
+        run.failure = error
     run.host.notify()
 
 
@@ -152,7 +153,7 @@ def _replan(run: Run, window: Window, error: Exception) -> bool:
         if run.slots.unplan(window.number):  # rows that the window before kept for this one
             run.queue(DrainJob(run.windows[window.number - 1], None))
         if alone:
-            run.failure = Failure(error, window.requests[0].number)
+            run.failure = error
         else:
             run.backlog.extendleft(reversed(window.requests))
             run.single_until = window.requests[-1].number + 1

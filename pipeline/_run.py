@@ -12,7 +12,7 @@ from torch import Tensor
 from rowferry.stores._device_contract import Device, Event
 
 from ._engine import Host, Predicate
-from ._flight import Failure, Request, Window
+from ._flight import Request, Window
 from ._ids import Permute
 from ._movers import Mover
 from ._requests import Requests
@@ -108,7 +108,7 @@ class Run:
     windows: dict[int, Window] = field(default_factory=dict)
     wanted: int = -1
     ended: int | None = None
-    failure: Failure | None = None
+    failure: BaseException | None = None
     jobs: deque[DrainJob] = field(default_factory=deque)
     drain_error: BaseException | None = None
     retry: bool = False
@@ -117,7 +117,7 @@ class Run:
     taken_all: bool = False
     single_until: int = 0
     """Batches below this number are planned in windows of one: a window with them has failed."""
-    pending_error: Failure | None = None
+    pending_error: Exception | None = None
     """The sampler or an index failed after the batches of ``backlog``."""
 
     def may_plan(self, number: int) -> Predicate:
@@ -132,7 +132,7 @@ class Run:
     def escaped(self, error: BaseException) -> None:
         """A task died of a bug: whoever waits gets the error."""
         with self.host.lock:
-            self.failure = self.failure or Failure(error, -1)
+            self.failure = self.failure or error
             self.drain_error = self.drain_error or error
 
     def queue(self, job: DrainJob) -> None:

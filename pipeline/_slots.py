@@ -157,10 +157,6 @@ class Slots:
         """The rows that ``number`` kept are drained instead."""
         self._windows[number].kept_for = None
 
-    def in_use(self) -> int:
-        """Windows that hold a slot."""
-        return sum(window.point is not Point.PLANNED for window in self._windows.values())
-
     def _move(self, number: int, old: Point, new: Point) -> None:
         window = self._windows[number]
         if window.point is not old:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device, Event
 
-from ._source import Source, Table
+from ._source import Source
 
 ALIGN = 256  # bytes; columns of a slot start on a line that every vector width divides
 DEFAULT_BYTES = 2 << 30
@@ -20,11 +20,6 @@ DEFAULT_BYTES = 2 << 30
 def default_staging(device: Device) -> int:
     """The smaller of 2 GiB and a tenth of what is free on the device."""
     return min(DEFAULT_BYTES, device.free_bytes() // 10)
-
-
-def row_cost(table: Table, writable: bool) -> int:
-    """Bytes that one distinct row of ``table`` takes of a slot: its columns, and a mark each when writable."""
-    return sum(column.store.row_nbytes + (1 if writable else 0) for column in table.columns)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -84,3 +85,13 @@ def table(numbered: Callable[..., Tensor]) -> Callable[..., RowTable]:
         return RowTable(numbered(20), optimizer, settings, **{"device": "cpu", **more})
 
     return make
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Failing stores and broken runs are logged thousands of times; nobody reads it."""
+    logger = logging.getLogger("rowferry")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    yield
+    logger.setLevel(before)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +27,6 @@ from rowferry.stores import ArrayStore, PinnedStore, Store
 SCHEDULES, CHUNK = 2_000, 100
 LONG_SCHEDULES = int(os.environ.get("ROWFERRY_SCHEDULES", "20000"))
 LONG_CHUNKS = 20
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Failing stores are logged thousands of times; nobody reads it."""
-    logger = logging.getLogger("rowferry")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    yield
-    logger.setLevel(before)
 
 
 def holds(seed: int) -> None:

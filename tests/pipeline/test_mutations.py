@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -264,16 +263,6 @@ def is_detected(site: Site) -> bool:
                 except (AssertionError, RuntimeError, OSError):  # races, deadlocks and slots in a wrong state among them
                     return True
     return False
-
-
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    """Broken runs log what they lose."""
-    logger = logging.getLogger("rowferry")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    yield
-    logger.setLevel(before)
 
 
 @pytest.mark.usefixtures("quiet")

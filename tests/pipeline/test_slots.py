@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+from rowferry.pipeline import Pipeline
+from rowferry.pipeline._engine import Inline
 from rowferry.pipeline._slots import Point, Slots
 
 
@@ -92,3 +97,31 @@ def test_a_plan_that_is_void_gives_kept_rows_back_to_their_slot() -> None:
 def test_a_depth_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="depth is 0"):
         Slots(0)
+
+
+class Watching:
+    """A lock that looks at a run whenever somebody comes to it, as another thread might just then."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.run: Any = None
+
+    def __enter__(self) -> Any:
+        if self.run is not None:
+            for number, window in self.run.windows.items():
+                assert window.ready is None or self.run.slots.point(number) >= Point.READY
+        return self._lock.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._lock.__exit__(*error)
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_window_looks_ready_to_the_consumer_only_when_its_slot_is(writable: bool) -> None:
+    host: Any = Inline()
+    host.lock = Watching(host.lock)
+    with Pipeline(torch.zeros(40, 2), batch_size=4, device="cpu", mover="copy", writable=writable) as pipe:
+        pipe._new_host = lambda: host
+        batches = iter(pipe)
+        host.lock.run = batches._server.run  # type: ignore[attr-defined]  # windows are in flight there
+        assert len(list(batches)) == 10
