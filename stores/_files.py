@@ -12,6 +12,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
+
+Mode = Literal["r", "r+"]
+"""How a file or array is opened: to read, or to read and write."""
 
 _AT_CWD, _RENAME_EXCHANGE = -100, 2  # of fcntl.h and stdio.h
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

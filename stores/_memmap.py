@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from ._contract import Store
-from ._files import lock_writer, reserve, unlock_writer
+from ._files import Mode, lock_writer, reserve, unlock_writer
 from ._npy import MOST_HEADER_BYTES, NpyHeader, header_bytes, parse_header
 from ._rows import as_slice
 from ._views import HostRows
 
-Mode = Literal["r", "r+"]
 _log = logging.getLogger("rowferry")
 _MAP_NORESERVE = 0x4000  # of mman.h on Linux; Python 3.11 does not name it
 _LONG = 64 << 10  # bytes; a row or a run of rows of that length gains from the kernel's read-ahead, short ones drown in it

@@ -14,9 +14,9 @@ import torch
 from ._array import ArrayStore
 from ._contract import Store
 from ._device import DeviceStore
-from ._files import beside, publish, refuse_existing
+from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
-from ._memmap import MemmapStore, Mode, write_npy
+from ._memmap import MemmapStore, write_npy
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 

@@ -29,9 +29,9 @@ from zarr.storage import LocalStore, ZipStore
 
 from . import _zarr_open
 from ._contract import Store
+from ._files import Mode
 from ._zarr_disk import ChunkSpace, sync_file_system
 from ._zarr_lock import DirectoryLock, ReadersWriter
-from ._zarr_open import Mode
 from ._zarr_touched import outer_chunk, read, write
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,15 +12,10 @@ from zarr.abc.store import Store
 from zarr.errors import NodeTypeValidationError
 from zarr.storage import LocalStore, ZipStore
 
-Mode = Literal["r", "r+"]
+from ._files import Mode
+from ._views import BY_BITS
+
 ROWFERRY_DTYPE = "rowferry_dtype"  # attribute: the torch dtype of elements that zarr knows only as integers
-_BY_BITS = {
-    torch.bfloat16: 2,
-    torch.float8_e4m3fn: 1,
-    torch.float8_e5m2: 1,
-    torch.float8_e4m3fnuz: 1,
-    torch.float8_e5m2fnuz: 1,
-}
 
 
 def open_path(path: Path, mode: Mode, array: str | None) -> zarr.Array[Any]:
@@ -84,7 +79,7 @@ def element_types(array: zarr.Array[Any], wanted: torch.dtype | None, name: str)
         raise TypeError(f"{name} has elements of {stored}; rows must be bool, integers, floats or complex numbers")
     if wanted is None and isinstance(array.attrs.get(ROWFERRY_DTYPE), str):
         wanted = getattr(torch, str(array.attrs[ROWFERRY_DTYPE]), None)
-    if wanted in _BY_BITS and stored.kind in "iuV" and stored.itemsize == _BY_BITS[wanted]:
+    if wanted in BY_BITS and stored.kind in "iuV" and stored.itemsize == wanted.itemsize:
         return wanted, np.dtype(f"u{stored.itemsize}" if stored.kind == "V" else stored.newbyteorder("="))
     if stored.kind == "V":
         raise TypeError(
