@@ -24,10 +24,17 @@ class Writer(Protocol):
 class _Extent:
     """What a store writes to: a file or a memory by identity, and memory by address too, since views may overlap."""
 
+    store: weakref.ref[Store]
     identity: Hashable
     device: torch.device
     start: int
     stop: int
+
+    @property
+    def live(self) -> bool:
+        """Whether the store still has its memory; an address that was given up may belong to anybody."""
+        store = self.store()
+        return store is not None and not store.closed
 
     def meets(self, other: _Extent) -> bool:
         """Whether writing one changes the other."""
@@ -39,7 +46,7 @@ class _Extent:
 def _extent(store: Store) -> _Extent:
     memory = store.memory
     start = memory.data_ptr() if memory is not None else 0
-    return _Extent(store.identity, store.device, start, start + (store.nbytes if memory is not None else 0))
+    return _Extent(weakref.ref(store), store.identity, store.device, start, start + (store.nbytes if memory is not None else 0))
 
 
 class Claim:
@@ -92,6 +99,6 @@ def drain_writer_of(store: Store, reader: Writer) -> None:
 def _writer_of(extent: _Extent) -> Writer | None:
     """Under the lock."""
     for held in _CLAIMS:
-        if any(extent.meets(other) for other in held.extents):
+        if any(other.live and extent.meets(other) for other in held.extents):
             return held.writer()
     return None

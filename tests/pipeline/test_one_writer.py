@@ -112,3 +112,13 @@ def test_the_writer_goes_on_after_a_reader_had_it_drain(pipeline: Make) -> None:
             batch.write_back(batch.values + 1)
             list(reader)
     assert memory.view(-1).tolist() == [1, 3, 1, 0]
+
+
+def test_memory_that_a_closed_store_gave_up_may_be_written_by_others(pipeline: Make, numbered: Callable[..., Tensor]) -> None:
+    memory = numbered(4)
+    first = ArrayStore(memory)
+    earlier = pipeline(first, batch_size=2, writable=True)
+    first.close()  # its pipeline is still there, as one that waits to be collected is
+    with pipeline(ArrayStore(memory), batch_size=2, writable=True) as pipe:
+        assert len(list(pipe)) == 2
+    del earlier
