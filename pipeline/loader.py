@@ -139,6 +139,7 @@ class Pipeline:
         epoch, skip, state = self._progress.next_epoch()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)
+            store._settle()  # from here on the pipeline's own events order who uses its memory
         items = self._batches.epoch(epoch, skip, state)
         self._progress.begin()
         if self._parts is not None:  # prefetch starts after what the caller's stream had queued

@@ -26,13 +26,14 @@ import torch
 from numpy.typing import NDArray
 
 from ._casts import cast, castable
+from ._in_flight import UsedByKernels
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
 
 PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
 
 
-class Store(ABC):
+class Store(UsedByKernels, ABC):
     """Rows of one shape and dtype. See the module's guarantees.
 
     Attributes:
@@ -44,6 +45,7 @@ class Store(ABC):
         memory: all rows as one C-contiguous tensor without a copy, or None when rows must be fetched (a file
             in another byte order, chunks, a URL). Writing to it writes the store.
         pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
+        owns_memory: the memory was made by the store, so that ``scatter`` may leave it to a kernel and return.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
         identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
@@ -56,6 +58,7 @@ class Store(ABC):
     device: torch.device = torch.device("cpu")
     memory: torch.Tensor | None = None
     pinned: bool = False
+    owns_memory: bool = False
     chunk_rows: int = 1
 
     # ---- what a concrete store implements -------------------------------------------------------------------
@@ -140,6 +143,7 @@ class Store(ABC):
             given = f"{tuple(out.shape)} {out.dtype} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}"
             raise TypeError(f"out for {self.name} is {given}; it must be contiguous, {full} {self.dtype} on {self.device}")
         if rows.size:
+            self._settle(reading=True)
             self._gather(rows, out.view(rows.size, *self.row_shape))
         return out
 
@@ -147,8 +151,9 @@ class Store(ABC):
     def scatter(self, index: Any, values: torch.Tensor | NDArray[Any]) -> None:
         """Write ``values`` (``index.shape + row_shape``, cast to the store's dtype) into the rows of ``index``.
 
-        A row that occurs twice keeps the last value. Returns when the store holds the rows; ``values`` may be on
-        any device and is copied.
+        A row that occurs twice keeps the last value. ``values`` may be on any device and is copied. The store holds the
+        rows on return; a ``DeviceStore``, and a ``PinnedStore`` given CUDA values, once the current stream has passed
+        (later calls of the store wait where they must).
 
         Raises:
             IndexError, TypeError, ValueError: bad index, dtype or shape; nothing was written.
@@ -156,17 +161,21 @@ class Store(ABC):
         """
         self._require_open()
         self._require_writable()
-        rows, shape = check_index(index, len(self), self.name)
         values = to_tensor(values)
-        full = (*shape, *self.row_shape)
-        if tuple(values.shape) != full:
-            raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
+        if values.is_cuda or self.device.type == "cuda":
+            from ._write import write  # needs kernels and devices, as read does
+
+            if write(self, index, values):
+                return
+        rows, shape = check_index(index, len(self), self.name)
+        self._require_fit(values, shape)
         values = self._own(values).reshape(rows.size, *self.row_shape)
         if not rows.size:
             return
         keep = last_of_each(rows)
         if keep is not None:
-            rows, values = rows[keep], values[torch.from_numpy(keep).to(self.device)]
+            rows, values = rows[keep], values[torch.from_numpy(keep)]
+        self._settle()
         self._scatter(np.ascontiguousarray(rows), values.contiguous())
 
     @final
@@ -184,6 +193,7 @@ class Store(ABC):
         ``sync`` promises what the file system promises for fsync. Nothing to do for memory.
         """
         self._require_open()
+        self._settle(reading=True)
         self._flush(sync)
 
     @final
@@ -191,6 +201,7 @@ class Store(ABC):
         """Flush and give up handles; idempotent. Calls after it raise ValueError."""
         if self.closed:
             return
+        self._settle()
         if self.writable:
             self._flush(False)
         self.__dict__["_closed"] = True
@@ -213,14 +224,9 @@ class Store(ABC):
         """
         self._require_open()
         self._require_writable()
-        for start, stop in pieces(len(self), self.row_nbytes, PIECE_BYTES):  # not by chunk: every store draws the same rows
-            piece = torch.empty((stop - start, *self.row_shape), dtype=self.dtype)
-            with torch.random.fork_rng(devices=[], enabled=seed is not None):
-                if seed is not None:
-                    torch.manual_seed(seed + start)
-                with torch.no_grad():
-                    initializer(piece, *args, **kwargs)
-            self._scatter(np.arange(start, stop), piece.to(self.device))
+        self._settle()
+        from ._filling import init  # pieces, seeds and generators: nothing of the contract
+        init(self, PIECE_BYTES, lambda piece: initializer(piece, *args, **kwargs), seed)
         return self
 
     @final
@@ -231,6 +237,7 @@ class Store(ABC):
         if other.shape != self.shape:
             raise ValueError(f"cannot copy {other.name} {other.shape} into {self.name} {self.shape}: the shapes must be equal")
         self._require_castable(other.dtype)
+        self._settle()
         for start, stop in self.spans():
             piece = other.gather(range(start, stop))
             self._scatter(np.arange(start, stop), self._own(piece))
@@ -254,6 +261,12 @@ class Store(ABC):
     def spans(self, limit: int = PIECE_BYTES) -> Iterator[tuple[int, int]]:
         """``(start, stop)`` spans that cover all rows, whole chunks, at most ``limit`` bytes each where possible."""
         yield from pieces(len(self), self.row_nbytes, limit, self.chunk_rows)
+
+    @final
+    def _require_fit(self, values: torch.Tensor, shape: tuple[int, ...]) -> None:
+        full = (*shape, *self.row_shape)
+        if tuple(values.shape) != full:
+            raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
 
     @final
     def _own(self, values: torch.Tensor) -> torch.Tensor:

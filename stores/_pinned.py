@@ -26,6 +26,9 @@ class PinnedStore(Store):
     store is closed or dies, and the memory is given back with the last of them. A GPU may still use it then: wait
     for work of your own on the views before you drop them. ``pinned`` tells whether it is really page-locked.
 
+    With CuPy, ``scatter`` of CUDA values is a kernel on the current stream. Calls of the store are ordered after it; a
+    view that you took before is not, so take it anew, or call ``flush()``.
+
     Args:
         shape: ``(rows, *row_shape)``.
         dtype: a torch dtype.
@@ -36,6 +39,7 @@ class PinnedStore(Store):
     """
 
     writable = True
+    owns_memory = True
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, *, name: str | None = None) -> None:
         self.shape = check_layout(shape, dtype)
@@ -92,6 +96,7 @@ class PinnedStore(Store):
     def torch(self) -> Tensor:
         """All rows as a CPU tensor over this memory: ``shape``, ``dtype``, no copy; writing to it writes the store."""
         self._require_open()
+        self._settle()
         return self._held()
 
     def numpy(self) -> NDArray[Any]:
