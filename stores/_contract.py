@@ -226,6 +226,7 @@ class Store(UsedByKernels, ABC):
         self._require_writable()
         self._settle()
         from ._filling import init  # pieces, seeds and generators: nothing of the contract
+
         init(self, PIECE_BYTES, lambda piece: initializer(piece, *args, **kwargs), seed)
         return self
 

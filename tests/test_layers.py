@@ -36,7 +36,7 @@ ONLY_IN = {
 }
 
 # A layer may import those after it, never those before.
-LAYERS = ("cli", "_commands", "pipeline", "stores")
+LAYERS = ("cli", "_commands", "speedtorch", "pipeline", "stores")
 
 
 def name(path: Path) -> str:

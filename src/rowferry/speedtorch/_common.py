@@ -61,7 +61,9 @@ class Holder:
     def _begin(self) -> dict[str, str]:
         """Give up the stores, and name the ones to come. RuntimeError while a prefetch uses them."""
         if self._ahead is not None:
-            raise RuntimeError(f"{type(self).__name__} cannot be initialised or loaded inside a prefetch loop; end the loop first")
+            raise RuntimeError(
+                f"{type(self).__name__} cannot be initialised or loaded inside a prefetch loop; end the loop first"
+            )
         for store in self._stores.values():
             store.close()
         self._stores = {}
@@ -143,7 +145,9 @@ class TorchForms(Holder):
         loaded = load_torch(loadFileName)
         tensors = loaded if isinstance(loaded, list | tuple) else [loaded]
         if len(tensors) != len(self._columns()) or not all(isinstance(each, Tensor) for each in tensors):
-            raise ValueError(f"{loadFileName} does not hold {len(self._columns())} tensors, as {type(self).__name__} saves them")
+            raise ValueError(
+                f"{loadFileName} does not hold {len(self._columns())} tensors, as {type(self).__name__} saves them"
+            )
         for (column, name), tensor in zip(self._begin().items(), tensors, strict=True):
             source = ArrayStore(tensor.contiguous())
             self._stores[column] = self._home.make(source.shape, source.dtype, name).copy_from(source)

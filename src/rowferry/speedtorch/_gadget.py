@@ -9,16 +9,17 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
-from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, Store, as_store
+from rowferry.stores import MemmapStore, Store, as_store
 from rowferry.stores._bytes import as_ints
 from rowferry.stores._casts import cast
 from rowferry.stores._devices import default_device
+from rowferry.stores._rows import check_index, to_host
 
 from ._common import Holder, _Common, _CommonMM
 from ._homes import Home, cupy_home
-from ._index import flatten
-from ._views import cupy_view, load_npy, torch_view
+from ._views import cupy_view, load_npy, numpy_copy, torch_view
 
 
 class Gadget(Holder):
@@ -43,16 +44,23 @@ class Gadget(Holder):
         Raises:
             IndexError: out of range; nothing was read.
         """
-        store, device = self._store(), self._home.device if self._home.kind == "device" else default_device()
-        if _names_rows(indexes, store):
+        store, device = self._store(), default_device()
+        if _names_rows(indexes):
             return store.read(indexes, device)
-        index = _checked(indexes, store)[0]
-        if store.memory is not None and not _is_basic(index):
-            chosen = as_ints(torch_view(store))[_on(index, store.device)].view(store.dtype)
-            return chosen.to(device)
-        if _is_basic(index) and store.memory is not None and _positive(index):
-            return _seen_from(store, index, device)
-        return torch.from_numpy(np.ascontiguousarray(_host(store)[index])).to(device)
+        index, _shape = _checked(indexes, store)
+        if store.memory is None:
+            return torch.from_numpy(numpy_copy(store)[index]).to(device)
+        memory = torch_view(store)
+        if memory.is_cuda:
+            return as_ints(memory)[_on(index, memory.device)].view(store.dtype)
+        if device.type == "cuda" and not any(isinstance(part, np.ndarray) for part in index):
+            over_the_bus = cupy_view(store)
+            if not isinstance(over_the_bus, np.ndarray):
+                return from_dlpack(over_the_bus[index])
+        found = np.asarray(as_ints(memory).numpy()[index])
+        if any(step < 0 for step in found.strides):
+            found = found.copy()  # torch has no steps backwards
+        return torch.from_numpy(found).view(store.dtype).to(device)
 
     def insertData(self, dataObject: Any, indexes: Any) -> None:
         """Write a tensor (a parameter too), array or number into the places of ``indexes``, cast and broadcast as NumPy does.
@@ -62,17 +70,20 @@ class Gadget(Holder):
         """
         store = self._store()
         store._require_writable()
-        values = dataObject.detach() if isinstance(dataObject, Tensor) else _tensor(dataObject)
+        values = dataObject.detach() if isinstance(dataObject, Tensor) else torch.as_tensor(dataObject)
         values = cast(values, store.dtype) if store.dtype.is_floating_point else values.to(store.dtype)
+        if _names_rows(indexes):
+            store.scatter(indexes, values.expand(_picked(indexes, store)))
+            return
         index, shape = _checked(indexes, store)
-        values = values.expand(shape)
-        if _names_rows(indexes, store):
-            store.scatter(indexes, values)
-        elif store.memory is not None:
-            store._settle()
-            as_ints(store.memory)[_on(index, store.device)] = as_ints(values.contiguous()).to(store.device)
-        else:
+        if store.memory is None:
             raise ValueError(f"{store.name} is in Fortran order or another byte order; write whole rows of it, by number")
+        values = as_ints(values.expand(shape).contiguous())
+        store._settle()
+        if store.memory.is_cuda:
+            as_ints(store.memory)[_on(index, store.device)] = values.to(store.device)
+        else:
+            as_ints(store.memory).numpy()[index] = values.cpu().numpy()
 
     def _store(self) -> Store:
         if not self._stores:
@@ -115,67 +126,39 @@ class DataGadgetMM(Gadget, _CommonMM):
         return MemmapStore(self.fileName, "r+" if writable else "r")
 
 
-def _tensor(data: Any) -> Tensor:
-    if isinstance(data, np.ndarray):
-        return ArrayStore(data).gather(slice(None)) if data.ndim else torch.tensor(data.item())
-    return torch.as_tensor(data)
-
-
-def _names_rows(index: Any, store: Store) -> bool:
-    """Whether an index is of whole rows by number: an array of integers, or a mask of as many as there are rows."""
-    if isinstance(index, tuple | slice | int) or index is None or index is Ellipsis:
+def _names_rows(index: Any) -> bool:
+    """Whether an index is of whole rows by number: a list, an array of integers, or a mask of one dimension."""
+    if isinstance(index, tuple | slice | int | np.integer) or index is None or index is Ellipsis:
         return False
-    if isinstance(index, list) and not index:
-        return True
-    array = index if isinstance(index, Tensor) else flatten(index)
-    dtype = str(array.dtype).removeprefix("torch.")
-    return dtype != "bool" or tuple(getattr(index, "shape", (len(store),))) == (len(store),)
+    array = index if hasattr(index, "dtype") else np.asarray(index)
+    return str(array.dtype).removeprefix("torch.") != "bool" or array.ndim == 1
 
 
-def _checked(index: Any, store: Store) -> tuple[Any, tuple[int, ...]]:
-    """``index`` with its arrays on the host, and the shape that it picks. NumPy checks it on an array without memory.
+def _picked(index: Any, store: Store) -> tuple[int, ...]:
+    """The shape of the rows that such an index names."""
+    if isinstance(index, Tensor) and index.is_cuda and index.dtype != torch.bool:
+        return (*index.shape, *store.row_shape)
+    return (*check_index(index, len(store), store.name)[1], *store.row_shape)
+
+
+def _checked(index: Any, store: Store) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Any other index with its arrays on the host, and the shape of what it picks.
 
     Raises:
-        IndexError: out of range.
+        IndexError: out of range, told by NumPy on an array of this shape that has no memory.
     """
     parts = index if isinstance(index, tuple) else (index,)
-    host = tuple(
-        part if isinstance(part, slice | int | np.integer) or part is None or part is Ellipsis else _array(part) for part in parts
+    plain = tuple(
+        part if isinstance(part, slice | int | np.integer) or part is None or part is Ellipsis else to_host(part, 0)
+        for part in parts
     )
     try:
-        picked = np.broadcast_to(np.zeros((), np.uint8), store.shape)[host]
+        picked = np.broadcast_to(np.zeros((), np.uint8), store.shape)[plain]
     except IndexError as error:
-        raise IndexError(f"{error}, for {store.name} of shape {store.shape}") from None
-    return host, picked.shape
+        raise IndexError(f"{error}, in {store.name} of shape {store.shape}") from None
+    return plain, picked.shape
 
 
-def _array(part: Any) -> Any:
-    shape = np.shape(part) if not hasattr(part, "shape") else tuple(part.shape)
-    return np.asarray(flatten(part) if not isinstance(part, Tensor) else part.detach().cpu().numpy()).reshape(shape)
-
-
-def _is_basic(index: tuple[Any, ...]) -> bool:
-    return not any(isinstance(part, np.ndarray) for part in index)
-
-
-def _positive(index: tuple[Any, ...]) -> bool:
-    """Whether torch can view it: it has no slices that run backwards."""
-    return all(not isinstance(part, slice) or part.step is None or part.step > 0 for part in index)
-
-
-def _on(index: tuple[Any, ...], device: torch.device) -> Any:
-    """The index for a tensor on ``device``; slices that run backwards as the numbers they name."""
+def _on(index: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    """The index for a tensor on ``device``."""
     return tuple(torch.from_numpy(part).to(device) if isinstance(part, np.ndarray) else part for part in index)
-
-
-def _seen_from(store: Store, index: Any, device: torch.device) -> Tensor:
-    """A view of the data for ``device``, over the bus where it is in pinned memory and CuPy works; else a copy."""
-    if store.device == device:
-        return torch_view(store)[index]
-    if isinstance(store, DeviceStore) or not store.pinned or isinstance(cupy_view(store), np.ndarray):
-        return torch_view(store)[index].to(device)
-    return torch.from_dlpack(cupy_view(store)[index])
-
-
-def _host(store: Store) -> Any:
-    return store.gather(slice(None)).cpu().numpy()

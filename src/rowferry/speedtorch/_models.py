@@ -116,9 +116,7 @@ class ModelFactoryMM(Model, _CommonMM):
 class GPUPytorchModelFactory(TorchModel, _GPUPytorchCommon):
     """Rows on the GPU."""
 
-    def __init__(
-        self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float
-    ) -> None:
+    def __init__(self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float) -> None:
         self._set_up(model_variable, total_classes, embed_dimension, datatype)
 
 
@@ -126,9 +124,7 @@ class GPUPytorchModelFactory(TorchModel, _GPUPytorchCommon):
 class CPUPytorchModelFactory(TorchModel, _CPUPytorchCommon):
     """Rows in pinned memory."""
 
-    def __init__(
-        self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float
-    ) -> None:
+    def __init__(self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float) -> None:
         self._set_up(model_variable, total_classes, embed_dimension, datatype)
 
 
