@@ -54,7 +54,7 @@ class Model(Holder):
             IndexError: a row is out of range.
         """
         rows = self._getReshapedRetrieval(retrievedPosIndexes, retrievedNegIndexes)
-        self.model_variable.weight.data = self._read("weight", rows, self._target())
+        point(self.model_variable.weight, self._read("weight", rows, self._target()))
 
     def afterOptimizerStep(self, retrievedPosIndexes: Any, retrievedNegIndexes: Any = None) -> None:
         """Put the rows back; of a row in several slots the last slot's. The next read sees them. The host does not wait
@@ -69,6 +69,18 @@ class Model(Holder):
     def _target(self) -> torch.device:
         here: Tensor = self.model_variable.weight
         return here.device if here.is_cuda else self._home.device
+
+
+def point(parameter: Tensor, rows: Tensor) -> None:
+    """``parameter.data = rows``, also where the number of rows is another one and the last step's graph is still alive.
+
+    torch keeps the node that takes a parameter's gradient, with its shape, as long as a graph has it; data of another type
+    make it forget that node. A gradient of another shape is of no use.
+    """
+    if rows.shape != parameter.shape:
+        parameter.grad = None
+        parameter.data = torch.empty(0, dtype=torch.float64 if rows.dtype != torch.float64 else torch.float32)
+    parameter.data = rows
 
 
 class TorchModel(Model):
