@@ -151,9 +151,8 @@ class Store(UsedByKernels, ABC):
     def scatter(self, index: Any, values: torch.Tensor | NDArray[Any]) -> None:
         """Write ``values`` (``index.shape + row_shape``, cast to the store's dtype) into the rows of ``index``.
 
-        A row that occurs twice keeps the last value. ``values`` may be on any device and is copied. The store holds the
-        rows on return; a ``DeviceStore``, and a ``PinnedStore`` given CUDA values, once the current stream has passed
-        (later calls of the store wait where they must).
+        A row that occurs twice keeps the last value. ``values`` may be on any device and is copied. The store has the rows on
+        return; a ``DeviceStore``, and a ``PinnedStore`` of CUDA values, in stream order (its later calls wait for them).
 
         Raises:
             IndexError, TypeError, ValueError: bad index, dtype or shape; nothing was written.

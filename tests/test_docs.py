@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,7 +106,11 @@ def check_pip(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """A program of this repository, with options that it has."""
+    """A program of this repository, with options that it has; or a script that the page wrote, run by a module."""
+    if words[0] == "-m":
+        done = subprocess.run([sys.executable, *words], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=100)
+        assert done.returncode == 0
+        return
     program, *options = words
     text = (ROOT / program).read_text() + (ROOT / program).with_name("_common.py").read_text()
     for option in options:

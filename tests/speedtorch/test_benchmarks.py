@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TINY = {
     "speedtorch_tables": "--rows 2000 --memory-rows 20000 --batch 64 --calls 2",
-    "widest_embedding": "--steps 6 --adagrad-rows 300 --adagrad-width 4 --adagrad-batch 2 --sgd-rows 400 --sgd-width 3 --sgd-batch 2",
+    "widest_embedding": "--steps 6 --adagrad-rows 300 --adagrad-width 4 --adagrad-batch 2 "
+    "--sgd-rows 400 --sgd-width 3 --sgd-batch 2",
 }
 
 
