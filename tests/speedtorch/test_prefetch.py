@@ -108,7 +108,7 @@ def test_a_long_loop_on_a_gpu_with_windows_that_share_rows() -> None:
     batches = batches_of(3, 300)
     plain, ahead = Training("cuda"), Training("cuda")
     plain.loop(batches)
-    ahead.loop(SpeedTorch.prefetch(ahead.switchers, batches, staging_bytes=24_000))
+    ahead.loop(SpeedTorch.prefetch(ahead.switchers, batches, staging_bytes=64_000))
     assert ahead.result() == plain.result()
 
 

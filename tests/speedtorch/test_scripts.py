@@ -221,3 +221,4 @@ def test_without_a_script_it_says_how_it_is_called(capsys: pytest.CaptureFixture
 def test_a_script_that_uses_cupy_is_told_that_it_is_missing() -> None:
     with pytest.raises(AttributeError, match=r"uses cupy.zeros, and CuPy is not installed"):
         _ = MissingCupy("cupy").zeros
+    assert not isinstance(np.zeros(1), MissingCupy("cupy").ndarray)

@@ -6,17 +6,27 @@ import importlib.util
 import os
 import runpy
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import rowferry.speedtorch
+from rowferry.stores._kernels import why_unavailable
 
 MODULES = ("CUPYLive", "CPUCupyPinned", "GPUTorch", "CPUTorchPinned", "GenTorch")
 USAGE = "usage: python -m rowferry.speedtorch script.py [arguments of the script]"
 
 
 class MissingCupy(ModuleType):
-    """Stands for CuPy in scripts that import it first, as they were told to, where it is not installed."""
+    """Stands for CuPy in scripts that import it first, as they were told to, where it is not installed.
+
+    Libraries that ask whether an array is CuPy's get a class that nothing is of.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+        self.ndarray = self.generic = type("ndarray", (), {})
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -32,6 +42,7 @@ def main(arguments: list[str]) -> int:
     for name in ("SpeedTorch", *(f"SpeedTorch.{module}" for module in MODULES)):
         sys.modules[name] = rowferry.speedtorch
     if importlib.util.find_spec("cupy") is None:
+        why_unavailable()  # found out and kept, before there is something that looks like CuPy
         sys.modules["cupy"] = MissingCupy("cupy")
     sys.argv = list(arguments)
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))

@@ -53,7 +53,7 @@ class Gadget(Holder):
         memory = torch_view(store)
         if memory.is_cuda:
             return as_ints(memory)[_on(index, memory.device)].view(store.dtype)
-        if device.type == "cuda" and not any(isinstance(part, np.ndarray) for part in index):
+        if device.type == "cuda" and all(_is_viewed(part) for part in index):
             over_the_bus = cupy_view(store)
             if not isinstance(over_the_bus, np.ndarray):
                 return from_dlpack(over_the_bus[index])
@@ -157,6 +157,11 @@ def _checked(index: Any, store: Store) -> tuple[tuple[Any, ...], tuple[int, ...]
     except IndexError as error:
         raise IndexError(f"{error}, in {store.name} of shape {store.shape}") from None
     return plain, picked.shape
+
+
+def _is_viewed(part: Any) -> bool:
+    """Whether an entry of an index makes a view that torch can have: no array, and no slice that runs backwards."""
+    return not isinstance(part, np.ndarray) and not (isinstance(part, slice) and (part.step or 1) < 0)
 
 
 def _on(index: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
