@@ -14,7 +14,7 @@ from ._casts import cast, castable
 from ._contract import Store
 from ._device_contract import Device
 from ._devices import device_for
-from ._row_numbers import checked, on_device
+from ._row_numbers import checked, on_device, planned
 
 # A kernel that reads scattered rows of a large table is limited by address translation. Sorting them first, a tenth of a
 # millisecond, pays from so many rows on, and only while rows are short: each of these is a factor of two or so.
@@ -62,7 +62,7 @@ def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> T
         from ._kernels import RowKernels, available
 
         if available(target.torch):
-            return _over_the_bus(store, store.memory, on_device(rows, store, target), target, RowKernels(target.torch))
+            return _over_the_bus(store, store.memory, rows, target, RowKernels(target.torch))
     store._settle()
     host = rows.cpu().numpy() if isinstance(rows, Tensor) else rows
     if not target.is_cuda or store.device.type != "cpu":  # to the CPU, or from another GPU
@@ -75,14 +75,16 @@ def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> T
     return staged.to(target.torch, non_blocking=True)
 
 
-def _over_the_bus(store: Store, memory: Tensor, rows: Tensor, target: Device, kernels: Any) -> Tensor:
+def _over_the_bus(store: Store, memory: Tensor, rows: Tensor | NDArray[np.int64], target: Device, kernels: Any) -> Tensor:
     """One kernel reads the pinned rows; where it pays in sorted order, put back in place by the same kernel."""
-    stream = target.current()
-    out = target.empty((rows.numel(), *memory.shape[1:]), memory.dtype)
+    stream, count = target.current(), rows.shape[0]
+    out = target.empty((count, *memory.shape[1:]), memory.dtype)
     places: Tensor | None = None
-    if rows.numel() >= SORT_FROM and memory.nbytes > SMALL_TABLE and store.row_nbytes < LONG_ROW:
-        rows, places = torch.sort(rows)
+    if count >= SORT_FROM and memory.nbytes > SMALL_TABLE and store.row_nbytes < LONG_ROW:
+        chosen, places = planned(rows, store, target, stream, lambda numbers: tuple(torch.sort(numbers)))
+    else:
+        chosen = on_device(rows, store, target)
     store.in_flight.before_read(target, stream)
-    kernels.gather(out, memory, rows, places=places, blocks=BLOCKS)
+    kernels.gather(out, memory, chosen, places=places, blocks=BLOCKS)
     store.in_flight.after_read(target, stream)
     return out

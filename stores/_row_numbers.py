@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from ._contract import Store
 from ._device_contract import Device
+from ._devices import device_for
 from ._rows import check_index
 
 # Indices that need not come to the host. A mask or uint64 (which int64 does not hold) is checked there.
@@ -44,3 +47,27 @@ def on_device(rows: Tensor | NDArray[np.int64], store: Store, target: Device) ->
     staged = torch.empty(rows.size, dtype=dtype, pin_memory=True)  # its allocator keeps the block until the copy has passed
     np.copyto(staged.numpy(), rows, casting="same_kind")
     return staged.to(target.torch, non_blocking=True)
+
+
+def planned(
+    rows: Tensor | NDArray[np.int64], store: Store, target: Device, stream: Any, plan: Callable[[Tensor], tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """``plan(rows)`` on the device, for kernels on ``stream``, which is current.
+
+    Rows that come from the host are planned on a stream of their own: beside what ``stream`` still has to do, as when the
+    rows of one call cross while the host is at the next.
+    """
+    if isinstance(rows, Tensor):
+        return plan(on_device(rows, store, target))
+    beside = _beside(target.torch)
+    with target.use(beside):
+        made = plan(on_device(rows, store, target))
+    target.wait(stream, target.record(beside))
+    for tensor in made:
+        target.keep(tensor, stream)
+    return made
+
+
+@functools.cache
+def _beside(device: torch.device) -> Any:
+    return device_for(device).stream("row numbers")

@@ -12,7 +12,7 @@ from ._casts import cast
 from ._contract import Store
 from ._devices import device_for
 from ._read import BLOCKS
-from ._row_numbers import checked, on_device
+from ._row_numbers import checked, planned
 
 
 def write(store: Store, index: Any, values: Tensor) -> bool:
@@ -39,7 +39,7 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
     with target.use(stream), torch.inference_mode(False):
         moved = cast(values.to(target.torch), store.dtype).reshape(rows.shape[0], *store.row_shape).contiguous()
         target.keep(moved, stream)
-        ascending, places, last = sorted_rows(on_device(rows, store, target))
+        ascending, places, last = planned(rows, store, target, stream, sorted_rows)
         if store.device.type == "cuda":
             chosen = as_ints(moved).index_select(0, places_of_last(places, last))
             as_ints(memory).index_copy_(0, ascending.long(), chosen)  # equal values where a row occurs twice
