@@ -227,6 +227,17 @@ def test_a_store_may_be_dropped_while_a_kernel_uses_it() -> None:
 
 
 @pytest.mark.gpu
+def test_views_may_be_dropped_while_a_kernel_of_the_user_uses_them() -> None:
+    pytest.importorskip("cupy")
+    for _ in range(20):
+        array = PinnedStore.from_array(torch.ones(20_000, 64)).cupy()
+        torch.cuda._sleep(20_000_000)
+        found = array * 2
+        del array
+        assert float(found.sum()) == 2 * 20_000 * 64
+
+
+@pytest.mark.gpu
 def test_rows_of_a_large_table_are_read_in_sorted_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "SORT_FROM", 8)
     monkeypatch.setattr(reading, "SMALL_TABLE", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, final
 
@@ -22,7 +23,7 @@ from ._homes import Home, cupy_home
 from ._views import cupy_view, load_npy, numpy_copy, torch_view
 
 
-class Gadget(Holder):
+class Gadget(Holder, ABC):
     """What both do. Rows are the entries of the first dimension; row numbers are moved by ``Store.read`` and ``scatter``."""
 
     def _set_up(self, fileName: Any, CPUPinn: bool) -> None:
@@ -90,8 +91,9 @@ class Gadget(Holder):
             self.gadgetInit()
         return self._held()["weight"]
 
+    @abstractmethod
     def _opened(self, name: str) -> Store:
-        raise NotImplementedError
+        """The store of the data."""
 
 
 @final
