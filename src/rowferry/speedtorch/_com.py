@@ -64,6 +64,9 @@ class COMMM(Matrix, _CommonMM):
 class TorchMatrix(Matrix):
     """What the PyTorch ones share."""
 
+    def __init__(self, total_classes: int, datatype: Any = torch.int32) -> None:
+        self._set_up(total_classes, datatype)
+
     def comInit(self) -> None:
         """All 0."""
         self._zeros()
@@ -73,21 +76,12 @@ class TorchMatrix(Matrix):
 class GPUPytorchCOM(TorchMatrix, _GPUPytorchCommon):
     """A matrix on the GPU."""
 
-    def __init__(self, total_classes: int, datatype: Any = torch.int32) -> None:
-        self._set_up(total_classes, datatype)
-
 
 @final
 class CPUPytorchCOM(TorchMatrix, _CPUPytorchCommon):
     """A matrix in pinned memory."""
 
-    def __init__(self, total_classes: int, datatype: Any = torch.int32) -> None:
-        self._set_up(total_classes, datatype)
-
 
 @final
 class PytorchCOM(TorchMatrix, _PytorchCommon):
     """A matrix on the GPU."""
-
-    def __init__(self, total_classes: int, datatype: Any = torch.int32) -> None:
-        self._set_up(total_classes, datatype)

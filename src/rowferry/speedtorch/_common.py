@@ -200,10 +200,5 @@ class _CPUPytorchCommon(TorchForms):
         return self.getTorchVar()
 
 
-class _PytorchCommon(TorchForms):
-    """Base of the classes whose rows are where ``deviceType`` and ``pinType`` say."""
-
-    @property
-    def pytorchGPUVar(self) -> Any:
-        """All rows as a tensor over their memory, also where that is the CPU's; of optimizer state a list of them."""
-        return self.getTorchVar()
+class _PytorchCommon(_GPUPytorchCommon):
+    """Base of the classes whose rows are where ``deviceType`` and ``pinType`` say; ``pytorchGPUVar`` there, too."""

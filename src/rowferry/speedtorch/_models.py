@@ -86,6 +86,9 @@ def point(parameter: Tensor, rows: Tensor) -> None:
 class TorchModel(Model):
     """What the PyTorch ones have besides."""
 
+    def __init__(self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float) -> None:
+        self._set_up(model_variable, total_classes, embed_dimension, datatype)
+
     def customInit(self, initFunction: Callable[..., Any], *args: Any) -> None:
         """``initFunction(table, *args)`` changes the whole table in place."""
         self.zerosInit()
@@ -128,16 +131,10 @@ class ModelFactoryMM(Model, _CommonMM):
 class GPUPytorchModelFactory(TorchModel, _GPUPytorchCommon):
     """Rows on the GPU."""
 
-    def __init__(self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float) -> None:
-        self._set_up(model_variable, total_classes, embed_dimension, datatype)
-
 
 @final
 class CPUPytorchModelFactory(TorchModel, _CPUPytorchCommon):
     """Rows in pinned memory."""
-
-    def __init__(self, model_variable: Any, total_classes: int, embed_dimension: int, datatype: Any = torch.float) -> None:
-        self._set_up(model_variable, total_classes, embed_dimension, datatype)
 
 
 @final
@@ -153,6 +150,6 @@ class PytorchModelFactory(TorchModel, _PytorchCommon):
         deviceType: Any = "cuda",
         pinType: bool = False,
     ) -> None:
-        self._set_up(model_variable, total_classes, embed_dimension, datatype)
+        super().__init__(model_variable, total_classes, embed_dimension, datatype)
         self.deviceType, self.pinType = deviceType, pinType
         self._home = torch_home(deviceType, pinType)

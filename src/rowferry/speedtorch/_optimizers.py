@@ -119,9 +119,8 @@ def _found(model: torch.nn.Module, variable_name: str) -> torch.nn.Parameter:
     raise KeyError(f"the model has no variable {variable_name!r}; it has {', '.join(named)}")
 
 
-@final
-class OptimizerFactory(State, _Common):
-    """State on the GPU, or with ``CPUPinn`` in pinned memory."""
+class CupyState(State):
+    """What those that were CuPy's are made of."""
 
     def __init__(
         self,
@@ -135,7 +134,28 @@ class OptimizerFactory(State, _Common):
     ) -> None:
         self._set_up(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
         self.CPUPinn = CPUPinn
-        self._home = cupy_home(CPUPinn)
+        if self._home.kind != "disk":
+            self._home = cupy_home(CPUPinn)
+
+
+class TorchState(State):
+    """What the PyTorch ones are made of."""
+
+    def __init__(
+        self,
+        given_optimizer: Optimizer,
+        total_classes: int,
+        embed_dimension: int,
+        model: torch.nn.Module,
+        variable_name: str,
+        dtype: Any = torch.float,
+    ) -> None:
+        self._set_up(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
+
+
+@final
+class OptimizerFactory(CupyState, _Common):
+    """State on the GPU, or with ``CPUPinn`` in pinned memory."""
 
     @property
     def CUPYcorpi(self) -> Any:
@@ -144,57 +164,22 @@ class OptimizerFactory(State, _Common):
 
 
 @final
-class OptimizerFactoryMM(State, _CommonMM):
+class OptimizerFactoryMM(CupyState, _CommonMM):
     """State in ``<variable_name>N.memmap.<state>.cpy.npy``, N being the first number that none of these files has."""
 
-    def __init__(
-        self,
-        given_optimizer: Optimizer,
-        total_classes: int,
-        embed_dimension: int,
-        model: torch.nn.Module,
-        variable_name: str,
-        dtype: Any = "float32",
-        CPUPinn: bool = False,
-    ) -> None:
-        self._set_up(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
-        self.CPUPinn = CPUPinn
-
 
 @final
-class GPUPytorchOptimizerFactory(State, _GPUPytorchCommon):
+class GPUPytorchOptimizerFactory(TorchState, _GPUPytorchCommon):
     """State on the GPU."""
 
-    def __init__(
-        self,
-        given_optimizer: Optimizer,
-        total_classes: int,
-        embed_dimension: int,
-        model: torch.nn.Module,
-        variable_name: str,
-        dtype: Any = torch.float,
-    ) -> None:
-        self._set_up(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
-
 
 @final
-class CPUPytorchOptimizerFactory(State, _CPUPytorchCommon):
+class CPUPytorchOptimizerFactory(TorchState, _CPUPytorchCommon):
     """State in pinned memory."""
 
-    def __init__(
-        self,
-        given_optimizer: Optimizer,
-        total_classes: int,
-        embed_dimension: int,
-        model: torch.nn.Module,
-        variable_name: str,
-        dtype: Any = torch.float,
-    ) -> None:
-        self._set_up(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
-
 
 @final
-class PytorchOptimizerFactory(State, _PytorchCommon):
+class PytorchOptimizerFactory(TorchState, _PytorchCommon):
     """State on ``deviceType``; on the CPU in pinned memory with ``pinType``."""
 
     def __init__(
@@ -208,6 +193,6 @@ class PytorchOptimizerFactory(State, _PytorchCommon):
         deviceType: Any = "cuda",
         pinType: bool = False,
     ) -> None:
-        self._set_up(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
+        super().__init__(given_optimizer, total_classes, embed_dimension, model, variable_name, dtype)
         self.deviceType, self.pinType = deviceType, pinType
         self._home = torch_home(deviceType, pinType)
