@@ -158,6 +158,8 @@ def test_files_in_other_orders_are_read_and_written_by_row(folder: Path, device:
     np.save("data.npy", np.asfortranarray(data(">f4")))
     gadget = SpeedTorch.DataGadgetMM("data.npy")
     assert gadget.getData((slice(None), 1)).tolist() == data()[:, 1].tolist()
+    assert gadget.getData(slice(None, None, -1)).tolist() == data()[::-1].tolist()
+    assert gadget.getData((2, 1)).item() == 9
     gadget.insertData(8.0, np.array([4]))
     assert gadget.getData([4]).tolist() == [[8] * 4]
     with pytest.raises(ValueError, match="whole rows"):

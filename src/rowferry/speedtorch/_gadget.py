@@ -50,7 +50,7 @@ class Gadget(Holder, ABC):
             return store.read(indexes, device)
         index, _shape = _checked(indexes, store)
         if store.memory is None:
-            return torch.from_numpy(numpy_copy(store)[index]).to(device)
+            return torch.from_numpy(np.array(numpy_copy(store)[index])).to(device)
         memory = torch_view(store)
         if memory.is_cuda:
             return as_ints(memory)[_on(index, memory.device)].view(store.dtype)
@@ -73,7 +73,7 @@ class Gadget(Holder, ABC):
         store._require_writable()
         values = dataObject.detach() if isinstance(dataObject, Tensor) else torch.as_tensor(dataObject)
         values = cast(values, store.dtype) if store.dtype.is_floating_point else values.to(store.dtype)
-        if _names_rows(indexes):
+        if _names_rows(indexes) or isinstance(indexes, slice | int | np.integer):
             store.scatter(indexes, values.expand(_picked(indexes, store)))
             return
         index, shape = _checked(indexes, store)
