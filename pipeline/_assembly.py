@@ -21,10 +21,12 @@ from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
 from ._stats import Counters
 from ._warm import warm
+from ._window import Plan, TorchPlan
 
 MoverName = Literal["auto", "local", "copy", "zero-copy"]
 MOVERS = ("auto", "local", "copy", "zero-copy")
 PERMUTE_BLOCKS = 32
+MOST_DEPTH = 256  # the kernels of a plan number the older windows in a byte
 MOST_BATCHES = 1024  # lookahead="auto": the slot's bytes decide long before, but for tiny batches
 
 
@@ -129,7 +131,19 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads)
     streams, pool = make_streams(device), PinnedPool(device)
-    parts = Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+    parts = Parts(
+        source,
+        settings,
+        device,
+        streams,
+        arenas,
+        pool,
+        movers,
+        make_plan(device, settings.depth),
+        make_permute(device),
+        counters,
+        os.getpid(),
+    )
     warm(parts)
     return parts
 
@@ -138,15 +152,24 @@ def make_permute(device: Device) -> Permute | None:
     """Evaluates a shuffled order on the device, by a kernel; None where there is none."""
     if not device.is_cuda or not _kernels_available(device):
         return None
-    from rowferry.stores._kernels import kernel  # imports CuPy
+    from rowferry.stores._kernels import kernels  # imports CuPy
 
-    launch = kernel(device.torch, CUDA_SOURCE, "permute_range", 0, 0, 1, 1, 1, 0, 0, 0, 0)
+    launch = kernels(device.torch, CUDA_SOURCE, {"permute_range": (0, 0, 1, 1, 1, 0, 0, 0, 0)})["permute_range"]
 
     def permute(out: Tensor, start: int, permutation: Permutation) -> None:
         numbers = (number - (1 << 64) if number >> 63 else number for number in permutation.parameters())  # as signed
         launch(PERMUTE_BLOCKS, start, out.numel(), *numbers, int(out.dtype == torch.int64), out.data_ptr())
 
     return permute
+
+
+def make_plan(device: Device, depth: int) -> Plan:
+    """Plans windows: by kernels of its own where there are any, else by torch operators."""
+    if not device.is_cuda or not _kernels_available(device) or depth > MOST_DEPTH:
+        return TorchPlan()
+    from ._plan_kernels import CudaPlan  # imports CuPy
+
+    return CudaPlan(device.torch)
 
 
 def make_streams(device: Device) -> Streams:

@@ -27,7 +27,7 @@ class _Base:
 class Batch(_Base):
     """Rows on the device, ready on the stream that was current at ``next()``. Unpacks and indexes like its ``data``.
 
-    On a GPU, small batches that follow each other lie side by side in one allocation of at most 8 MiB: keep
+    On a GPU, small batches that follow each other lie side by side in one allocation of at most 32 MiB: keep
     ``batch.data.clone()`` to hold one of many for long.
     """
 

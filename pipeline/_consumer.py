@@ -119,6 +119,8 @@ class Consumer:
     def raise_drain_error(self) -> None:
         """A failed drain rises here, and is tried again."""
         run = self._run
+        if run.drain_error is None:
+            return
         with run.host.lock:
             error = run.drain_error if not run.retry else None
             run.retry = run.drain_error is not None

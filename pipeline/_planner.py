@@ -17,7 +17,7 @@ from ._flight import Request, TableWindow, Window
 from ._ids import bring_ids, id_dtype
 from ._run import Run
 from ._staging import typed
-from ._window import Layout, Older, Sorted, arrange, count
+from ._window import Layout, Older, Sorted
 
 WINDOW_ROWS = 4 << 20  # a window of about a million rows reaches the link's limit; more only costs memory
 
@@ -188,10 +188,10 @@ class _Counting:
                 self._launch_count(self._ids[:total], self._ends[:batches], self._sorted, scratch)
             layout = self._empty_layout(total, distinct, sizes, pair_ends[-1])
             sorted_, kept_ends = self._sorted, self._ends[:batches]
-            olders = [older.older for _, older in self._older]
+            olders, plan = [older.older for _, older in self._older], self._run.parts.plan
             device.launch(
                 "arrange",
-                lambda: arrange(sorted_, kept_ends, olders, sizes, layout),
+                lambda: plan.arrange(sorted_, kept_ends, olders, sizes, layout),
                 reads=[sorted_.ids, sorted_.order, kept_ends, *_tensors(olders)],
                 writes=layout.tensors(),
             )
@@ -218,10 +218,10 @@ class _Counting:
             self._device.copy(self.host_rows, layout.rows[: part.fetched])
 
     def _launch_count(self, ids: Tensor, ends: Tensor, out: Sorted, counts: Tensor) -> None:
-        olders = [layout.older for _, layout in self._older]
+        olders, plan = [layout.older for _, layout in self._older], self._run.parts.plan
         self._device.launch(
             "count",
-            lambda: count(ids, ends, olders, out, counts),
+            lambda: plan.count(ids, ends, olders, out, counts),
             reads=[ids, ends, *_tensors(olders)],
             writes=[out.ids, out.order, counts],
         )

@@ -20,6 +20,7 @@ from ._slots import Slots
 from ._source import Source
 from ._staging import Arenas, PinnedPool
 from ._stats import Counters
+from ._window import Plan
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Parts:
     pool: PinnedPool
     movers: Sequence[Sequence[Mover]]
     """By table and column."""
+    plan: Plan
     permute: Permute | None
     """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
