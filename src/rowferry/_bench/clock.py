@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 from rowferry.stores._device_contract import Device
 
@@ -45,10 +45,8 @@ class Slice(NamedTuple):
     stop: float
 
 
-class Run(Protocol):
-    """Does ``count`` batches, or fewer, at least one, when ``clock`` passes ``stop``."""
-
-    def __call__(self, count: int, stop: float) -> Timing: ...
+Run = Callable[[int, float], Timing]
+"""``run(count, stop)`` does ``count`` batches; fewer, but at least one, when ``clock`` passes ``stop``."""
 
 
 @final

@@ -7,6 +7,7 @@ run needs for a batch without compute.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,7 +59,7 @@ def compute_of(device: Device, seconds: float) -> Compute:
     chosen: tuple[Callable[[int], None], float] | None = None
     for edge in _EDGES:
         run = _products(device, edge, dtype)
-        each = _seconds_of(device, lambda run=run: run(1))
+        each = _seconds_of(device, functools.partial(run, 1))
         if chosen is not None and each * _PRODUCTS_A_STEP > seconds:
             break
         chosen = run, each
@@ -105,8 +106,8 @@ def serve_seconds(device: Device, batch: int, row_shape: tuple[int, ...], dtype:
     return _seconds_of(device, lambda: window.index_select(0, places))
 
 
-def step_run(way: Way, compute: Compute, device: Device, count: int, stop: float) -> Timing:
-    """``count`` steps; the clock starts after the first quarter, when windows have grown."""
+def step_run(way: Way, step: Callable[[], None], device: Device, count: int, stop: float) -> Timing:
+    """``count`` batches, each with a ``step()`` after it; the clock starts after the first quarter, when windows have grown."""
     warm = count // 4
     taken, start = 0, clock()
     epoch = way.epoch(count)
@@ -114,7 +115,7 @@ def step_run(way: Way, compute: Compute, device: Device, count: int, stop: float
         if number == warm:
             idle(device)
             start = clock()
-        compute.step()
+        step()
         taken = number + 1 - warm
         if taken > 0 and clock() >= stop:
             break

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.dlpack import from_dlpack
 
 from rowferry.stores import MemmapStore, PinnedStore, Store
 from rowferry.stores._device_contract import Device
@@ -167,7 +168,7 @@ def _open_cupy(table: Table, batch: int) -> Batched:
 
     def batches(items: Iterable[Index]) -> Iterator[Tensor]:
         for index in items:
-            yield torch.from_dlpack(rows[cupy.asarray(index)])
+            yield from_dlpack(rows[cupy.asarray(index)])
 
     return batches
 

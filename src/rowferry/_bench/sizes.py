@@ -82,8 +82,8 @@ def fit_batch(batch: int | None, row_bytes: int, *, device_free: int, on_gpu: bo
         return batch, (short,) if batch < usual else ()
     if batch > most:
         raise MemoryError(
-            f"{batch:,} rows of {row_bytes:,} bytes are {batch * row_bytes:,} bytes a batch, and {device_free:,} bytes are free "
-            f"on the device, which must hold {_DEVICE_BATCHES} of them; pass --batch {most} or fewer"
+            f"{batch:,} rows of {row_bytes:,} bytes are {batch * row_bytes:,} bytes a batch, and {device_free:,} bytes are "
+            f"free on the device, which must hold {_DEVICE_BATCHES} of them; pass --batch {most} or fewer"
         )
     return batch, ()
 

@@ -142,7 +142,7 @@ class Suite:
         with Ferried(setup.store, self._ring, setup.device.torch, **setup.settings, **more) as way:
 
             def run(count: int, stop: float) -> Timing:
-                return step_run(way, compute, setup.device, count, stop)
+                return step_run(way, compute.step, setup.device, count, stop)
 
             found = paced(run, left_of(part))
         bound = max(compute.seconds + serve, transfer)

@@ -66,11 +66,8 @@ def _rest(group: str, each: dict[str, Any]) -> list[str]:
 def print_comparison(compared: Comparison) -> None:
     """Two records, side by side."""
     screen = console()
-    first, second = compared.names
-    print_facts(
-        "compared",
-        [("A", f"{first}; limit {_limit(compared.limits[0])}"), ("B", f"{second}; limit {_limit(compared.limits[1])}")],
-    )
+    sides = zip("AB", compared.names, compared.limits, strict=True)
+    print_facts("compared", [(letter, f"{name}; {_limit(limit)}") for letter, name, limit in sides])
     table = Table("B over A", "work", "A", "B", "of", box=None, padding=(0, 2, 0, 0))
     for pair in compared.pairs:
         values = [_number(value) for value in (pair.first, pair.second)]

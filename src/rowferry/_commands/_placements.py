@@ -4,7 +4,7 @@ A row is its weight and its optimizer state: r = w + s bytes. A step asks for B 
 different; so it reads u r bytes and, when training, writes u r bytes. With bandwidths in bytes a second:
 
     device   D = 2 B w / m  (lookup)  and when training  + 2 B w / m  (gradients summed by row)
-                                                          + 2 u (r + w) / m  (the optimizer reads and writes rows, state, gradient)
+                                                          + 2 u (r + w) / m  (the optimizer: rows, state, gradient)
     gpu      D + 2 u r / m, and 2 u r / m for putting rows back: rows are gathered and scattered in the device's own memory
     pinned   max(D + the same, u r / link in + u r / link out): the transfer is hidden by compute, or hides it; the two
              directions are taken in turns, which is the careful assumption

@@ -29,7 +29,7 @@ def optimizer_named(name: str) -> type[Optimizer] | None:
     Raises:
         ValueError: torch has none of that name.
     """
-    known = {each.lower(): kind for each, kind in vars(torch.optim).items() if _is_optimizer(kind)}
+    known: dict[str, type[Optimizer]] = {each.lower(): kind for each, kind in vars(torch.optim).items() if _is_optimizer(kind)}
     if name.lower() == NO_OPTIMIZER:
         return None
     if name.lower() not in known:

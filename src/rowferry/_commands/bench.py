@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json as json_text
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from rowferry.stores._devices import CpuDevice, device_for
 from ._about import about
 from ._bench_tables import print_comparison, print_record
 from ._device import device_named
-from ._output import console, plain, progress, refusals
+from ._output import plain, progress, refusals
 from ._stores import ArrayOption, StoredOption, open_named
 
 SECONDS, QUICK_SECONDS = 300.0, 30.0

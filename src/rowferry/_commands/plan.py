@@ -13,7 +13,7 @@ from rowferry._bench.link import copy_speed, memory_speed
 from rowferry.stores._devices import CpuDevice, default_device, device_for
 
 from . import _table_plan
-from ._output import JsonOption, console, count, print_facts, print_json, refusals, size
+from ._output import JsonOption, console, print_facts, print_json, refusals, size
 from ._placements import Machine, Placement, Table, fastest, placements
 from ._stores import dtype_name, dtype_named
 
