@@ -14,14 +14,13 @@ from _bare import BareEngine
 from _common import Options, arguments, limit, report, save
 from overlap import LAUNCH_BATCHES, STEPS
 
-from rowferry._bench.clock import NEVER, Timing, figures
+from rowferry._bench.clock import NEVER, Run, figures
 from rowferry._bench.overlap import RATIOS, LaunchBound, compute_of, launch_bound, serve_seconds, step_run
 from rowferry._bench.reading import Ferried, Way, check, reader, rows_of, stamped
 from rowferry._bench.workloads import Ring, ring_length, truncated_zipf, uniform
 from rowferry.stores import PinnedStore
 from rowferry.stores._devices import device_for
 
-Runs = dict[str, Callable[[int, float], Timing]]
 ENGINES = ("rowferry", "bare")
 
 
@@ -44,7 +43,7 @@ WORKS = (
 )
 
 
-def seconds_a_batch(runs: Runs, options: Options, batches: int) -> dict[str, list[float]]:
+def seconds_a_batch(runs: dict[str, Run], options: Options, batches: int) -> dict[str, list[float]]:
     """Of each engine, in turns."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(options.runs):
@@ -85,6 +84,55 @@ def read(work: Work, options: Options, rate: float) -> list[dict[str, Any]]:
     store = stamped(rows, work.row_bytes)
     ring = truncated_zipf(rows, batch, 256) if work.zipf else uniform(rows, batch, max(ring_length(batch), 8 * work.window))
     nbytes = batch * store.row_nbytes
+    with engines(store, ring, options, work.window) as ways:
+        runs = {name: reader(way, options.device) for name, way in ways.items()}
+        found = seconds_a_batch(runs, options, work.batches)
+    store.close()
+    return beside(work.name, found, lambda each: {"share_of_link": nbytes / each / 1e9 / rate, "gb_s": nbytes / each / 1e9})
+
+
+def steps(ways: dict[str, Way], store: PinnedStore, batch: int, options: Options) -> list[dict[str, Any]]:
+    """Both beside the same compute; each over the larger of compute + serve and its own transfer."""
+    device = device_for(options.device)
+    runs = {name: reader(way, options.device) for name, way in ways.items()}
+    transfer = {name: figures(each).median for name, each in seconds_a_batch(runs, options, STEPS).items()}
+    serve = serve_seconds(device, batch, store.row_shape, store.dtype)
+    results = []
+    for ratio in RATIOS:
+        compute = compute_of(device, transfer["rowferry"] * ratio)
+
+        def stepping(way: Way, step: Callable[[], None] = compute.step) -> Run:
+            return lambda count, stop: step_run(way, step, device, count, stop)
+
+        found = seconds_a_batch({name: stepping(way) for name, way in ways.items()}, options, STEPS)
+        for name in ENGINES:
+            bound, took = max(compute.seconds + serve, transfer[name]), figures(found[name]).median
+            more = {"share_of_bare": figures(found["bare"]).median / took} if name == "rowferry" else {}
+            ms = {"ms_a_step": 1e3 * took, "ms_compute": 1e3 * compute.seconds, "ms_transfer": 1e3 * transfer[name]}
+            results.append(
+                report({"work": f"compute/transfer {ratio:g}, {name}", "step_over_bound": took / bound, **more, **ms})
+            )
+    return results
+
+
+def launches(ways: dict[str, Way], batch_bytes: int, options: Options, rate: float) -> list[dict[str, Any]]:
+    """The launch-bound loop beside each, in turns; the median run of each."""
+    device, batches = device_for(options.device), options.batches(LAUNCH_BATCHES)
+    found: dict[str, list[LaunchBound]] = {name: [] for name in ways}
+    for _ in range(options.runs):
+        for name, way in ways.items():
+            found[name].append(launch_bound(way, device, batch_bytes, rate, batches=batches))
+    middles = {name: sorted(runs)[len(runs) // 2] for name, runs in found.items()}
+    return [report({"work": f"launch-bound loop, {name}", **middle._asdict()}) for name, middle in middles.items()]
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    link = limit(options)
+    results = [result for work in WORKS for result in read(work, options, link.to_device)]
+    batch = options.ids(131_072)
+    store = stamped(options.rows(512), 512)
+    ring = uniform(len(store), batch, ring_length(batch))
     with engines(store, ring, options, 8) as ways:
         results += steps(ways, store, batch, options)
         results += launches(ways, batch * store.row_nbytes, options, link.to_device)
