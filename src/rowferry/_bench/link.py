@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from rowferry.stores._device_contract import Device
+from rowferry.stores._devices import CpuDevice
 
 from .clock import timed
 
@@ -31,7 +32,7 @@ class CopySpeed(NamedTuple):
 
 def copy_speed(device: Device) -> CopySpeed:
     """Measure copies of up to 1 GiB between pinned memory and a CUDA ``device``; takes about a second."""
-    nbytes = min(COPY_BYTES, device.free_bytes() // 8)
+    nbytes = min(COPY_BYTES, device.free_bytes() // 8, CpuDevice().free_bytes() // 8)
     sent, received = device.pinned(nbytes), device.pinned(nbytes)
     source, sink = device.empty((nbytes,), torch.uint8), device.empty((nbytes,), torch.uint8)
     device.copy(source, sent)

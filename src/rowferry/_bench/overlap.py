@@ -59,7 +59,7 @@ def compute_of(device: Device, seconds: float) -> Compute:
     chosen: tuple[Callable[[int], None], float] | None = None
     for edge in _EDGES:
         run = _products(device, edge, dtype)
-        each = _seconds_of(device, functools.partial(run, 1))
+        each = _seconds_of(device, functools.partial(run, 1), enough=0.002)
         if chosen is not None and each * _PRODUCTS_A_STEP > seconds:
             break
         chosen = run, each

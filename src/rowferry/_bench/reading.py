@@ -89,14 +89,16 @@ def check(way: Way, ring: Ring, oracle: Oracle, name: str, count: int = CHECKED_
     for number, batch in enumerate(way.epoch(count)):
         found, expected = batch.data, oracle(ring[number % len(ring)])
         if found.shape != expected.shape or found.dtype != expected.dtype:
-            raise AssertionError(
-                f"{name}: batch {number} is {found.shape} {found.dtype}, not {expected.shape} {expected.dtype}"
-            )
+            raise AssertionError(f"{name}: batch {number} is {_layout(found)}, not {_layout(expected)}")
         if not torch.equal(as_ints(found.cpu().contiguous()), as_ints(expected)):
             raise AssertionError(f"{name}: batch {number} holds rows that were not asked for")
         batches += 1
     if batches != count:
         raise AssertionError(f"{name}: {batches} batches came, and {count} were asked for")
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 def read_run(way: Way, device: Device, count: int, stop: float) -> Timing:

@@ -12,7 +12,7 @@ from rowferry.stores._device_contract import Device
 
 from .clock import Budget, Figures, Slice, Timing, clock, paced
 from .link import copy_speed, memory_speed
-from .overlap import RATIOS, compute_of, serve_seconds, step_run
+from .overlap import RATIOS, Compute, compute_of, serve_seconds, step_run
 from .peers import PEERS, Peer, Peered, Table
 from .reading import Ferried, Way, check, reader, rows_of
 from .sizes import Sizes
@@ -82,6 +82,8 @@ class Suite:
         self._setup = setup
         self._ring = uniform(len(setup.store), setup.sizes.batch, setup.sizes.ring())
         self._seconds_a_batch = 0.0  # of reading uniform rows: the transfer of overlap
+        self._computes: dict[float, Compute] = {}  # by ratio
+        self._serve: float | None = None
         self.works = [
             Work(UNIFORM, "reading", 2, lambda part: self._read(part, self._ring)),
             Work("read, Zipf", "reading", 2, self._read_zipf),
@@ -137,8 +139,11 @@ class Suite:
 
     def _overlap(self, part: Slice, ratio: float, more: dict[str, Any]) -> dict[str, Any]:
         setup, transfer = self._setup, self._seconds_a_batch
-        compute = compute_of(setup.device, ratio * transfer)
-        serve = serve_seconds(setup.device, setup.sizes.batch, setup.store.row_shape, setup.store.dtype)
+        compute = self._computes.get(ratio) or compute_of(setup.device, ratio * transfer)
+        self._computes[ratio] = compute
+        if self._serve is None:
+            self._serve = serve_seconds(setup.device, setup.sizes.batch, setup.store.row_shape, setup.store.dtype)
+        serve = self._serve
         with Ferried(setup.store, self._ring, setup.device.torch, **setup.settings, **more) as way:
 
             def run(count: int, stop: float) -> Timing:

@@ -47,8 +47,8 @@ def _print_group(group: str, title: str, results: list[dict[str, Any]]) -> None:
         table.add_column(head, justify="left" if head in ("work", "mover") else "right", no_wrap=head != "work")
     for each in results:
         if "ratio" in each:
-            span = f"{each['lowest']:.2f} - {each['highest']:.2f}"
-            table.add_row(f"{each['ratio']:.2f}", each["work"], span, f"{each['ms']:.2f}", *_rest(group, each))
+            span = f"{_number(each['lowest'])} - {_number(each['highest'])}"
+            table.add_row(_number(each["ratio"]), each["work"], span, f"{each['ms']:.2f}", *_rest(group, each))
     if table.row_count:
         screen.print(table)
     for each in results:
@@ -84,4 +84,5 @@ def _limit(limit: dict[str, Any]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    """Two decimals, or two digits of what is small."""
+    return "-" if value is None else f"{value:.2f}" if value >= 0.1 or not value else f"{value:.2g}"

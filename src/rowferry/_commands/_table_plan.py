@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -12,15 +12,39 @@ from torch.optim import Optimizer
 from rowferry.pipeline import RowTable
 from rowferry.stores import ArrayStore
 
-from ._stores import dtype_name
+from ._stores import dtype_name, dtype_named
 
 NO_OPTIMIZER = "none"
 _SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
-def long_dtype(name: str) -> str:
-    """``float32`` for ``fp32``; other names as they are."""
-    return _SHORT.get(name, name)
+class Wanted(NamedTuple):
+    """The table of the command line. ``columns``: bytes a row of each column of the optimizer's state."""
+
+    rows: int
+    dim: int
+    dtype: torch.dtype
+    optimizer: type[Optimizer] | None
+    settings: dict[str, Any]
+    columns: dict[str, int]
+    path: str
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.dim * self.dtype.itemsize
+
+
+def wanted(rows: int, dim: int, dtype: str, optimizer: str, arguments: list[str], path: str) -> Wanted:
+    """Words to a table; its state is what a real optimizer keeps.
+
+    Raises:
+        ValueError, TypeError: a name that torch does not know, or an optimizer that can't train a RowTable.
+    """
+    stored = dtype_named(_SHORT.get(dtype, dtype))
+    assert stored is not None
+    kind, settings = optimizer_named(optimizer), settings_named(arguments)
+    columns = state_columns(kind, settings, dim, stored) if kind else {}
+    return Wanted(rows, dim, stored, kind, settings, columns, path)
 
 
 def optimizer_named(name: str) -> type[Optimizer] | None:
@@ -72,35 +96,25 @@ def state_columns(kind: type[Optimizer], settings: dict[str, Any], dim: int, dty
     return {name: store.row_nbytes for name, store in table.state.items()}
 
 
-def constructor(
-    placement: str,
-    *,
-    rows: int,
-    dim: int,
-    dtype: torch.dtype,
-    optimizer: type[Optimizer] | None,
-    settings: dict[str, Any],
-    batch: int,
-    path: str,
-    device: str,
-) -> str:
+def constructor(placement: str, table: Wanted, batch: int) -> str:
     """The call that makes the table, or a pipeline that reads it, to be typed after ``import torch, rowferry as rf``."""
-    if optimizer is None:
+    path = table.path
+    if table.optimizer is None:
         source = {
-            "gpu": f'rf.DeviceStore(rf.open_store("{path}").gather(slice(None)).to("{device}"))',
+            "gpu": f'rf.DeviceStore(rf.open_store("{path}").gather(slice(None)).to("cuda"))',
             "pinned": f'rf.PinnedStore.load("{path}")',
             "memmap": f'"{path}"',
         }[placement]
         return f"rf.Pipeline({source}, batch_size={batch}, shuffle=True)"
-    shape, kind = f"({rows}, {dim})", f"torch.{dtype_name(dtype)}"
+    shape, kind = f"({table.rows}, {table.dim})", f"torch.{dtype_name(table.dtype)}"
     store = {
-        "gpu": f'rf.DeviceStore(torch.zeros({shape}, dtype={kind}, device="{device}"))',
+        "gpu": f'rf.DeviceStore(torch.zeros({shape}, dtype={kind}, device="cuda"))',
         "pinned": f"rf.PinnedStore.zeros({shape}, {kind})",
         "memmap": f'rf.create_store("{path}", {shape}, {kind})',
     }[placement]
-    more = f", optimizer_args={settings!r}" if settings else ""
+    more = f", optimizer_args={table.settings!r}" if table.settings else ""
     more += ', state="like weights"' if placement == "memmap" else ""
-    return f"rf.RowTable({store}, optimizer=torch.optim.{optimizer.__name__}{more})"
+    return f"rf.RowTable({store}, optimizer=torch.optim.{table.optimizer.__name__}{more})"
 
 
 def _is_optimizer(kind: Any) -> bool:

@@ -15,12 +15,12 @@ from rowferry.stores._devices import CpuDevice, default_device, device_for
 from . import _table_plan
 from ._output import JsonOption, console, print_facts, print_json, refusals, size
 from ._placements import Machine, Placement, Table, fastest, placements
-from ._stores import dtype_name, dtype_named
+from ._stores import dtype_name
 
 _GIB = 1 << 30
 
 Gib = Annotated[float | None, typer.Option(min=0, metavar="GIB", help="In place of what is free here.")]
-Speed = Annotated[float | None, typer.Option(min=0, metavar="GB/S", help="In place of what is measured here.")]
+Speed = Annotated[float | None, typer.Option(min=0.001, metavar="GB/S", help="In place of what is measured here.")]
 
 
 def plan(
@@ -41,58 +41,38 @@ def plan(
     gpu_bandwidth: Speed = None,
     host_bandwidth: Speed = None,
     disk_bandwidth: Annotated[
-        float | None, typer.Option(min=0, metavar="GB/S", help="Of random rows; it is not measured.")
+        float | None, typer.Option(min=0.001, metavar="GB/S", help="Of random rows; it is not measured.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Tell where a table with its optimizer state can live here, what a step costs there, and how to make it."""
     with refusals():
-        stored = dtype_named(_table_plan.long_dtype(dtype))
-        assert stored is not None
-        kind = _table_plan.optimizer_named(optimizer)
-        settings = _table_plan.settings_named(optimizer_arg or [])
-        columns = _table_plan.state_columns(kind, settings, dim, stored) if kind else {}
-        table = Table(rows, dim * stored.itemsize, sum(columns.values()), batch, distinct, kind is not None)
-        machine = _machine(
-            path,
-            given=Machine(
-                gpu=gpu_memory is not None or link is not None or gpu_bandwidth is not None,
-                device_free=_bytes(gpu_memory),
-                host_free=_bytes(host_memory),
-                disk_free=_bytes(disk),
-                link_in=link,
-                link_out=link,
-                device_bandwidth=gpu_bandwidth,
-                host_bandwidth=host_bandwidth,
-                disk_bandwidth=disk_bandwidth,
-            ),
+        wanted = _table_plan.wanted(rows, dim, dtype, optimizer, optimizer_arg or [], str(path))
+        table = Table(rows, wanted.weight_bytes, sum(wanted.columns.values()), batch, distinct, wanted.optimizer is not None)
+        given = Machine(
+            gpu=gpu_memory is not None or link is not None or gpu_bandwidth is not None,
+            device_free=_bytes(gpu_memory),
+            host_free=_bytes(host_memory),
+            disk_free=_bytes(disk),
+            link_in=link,
+            link_out=link,
+            device_bandwidth=gpu_bandwidth,
+            host_bandwidth=host_bandwidth,
+            disk_bandwidth=disk_bandwidth,
         )
+        machine = _machine(path, given)
         found = placements(table, machine)
-        calls = {
-            each.name: _table_plan.constructor(
-                each.name,
-                rows=rows,
-                dim=dim,
-                dtype=stored,
-                optimizer=kind,
-                settings=settings,
-                batch=batch,
-                path=str(path),
-                device="cuda",
-            )
-            for each in found
-        }
     best = fastest(found)
     result = {
-        "weight_bytes": rows * table.weight_bytes,
-        "state_bytes": {name: rows * nbytes for name, nbytes in columns.items()},
+        "weight_bytes": rows * wanted.weight_bytes,
+        "state_bytes": {name: rows * nbytes for name, nbytes in wanted.columns.items()},
         "bytes": table.nbytes,
         "bytes_moved_a_step": table.moved * (2 if table.trains else 1),
-        "dtype": dtype_name(stored),
-        "optimizer": kind.__name__ if kind else None,
+        "dtype": dtype_name(wanted.dtype),
+        "optimizer": wanted.optimizer.__name__ if wanted.optimizer else None,
         "machine": machine._asdict(),
         "measured_gpu": default_device().type == "cuda",
-        "placements": [{**each._asdict(), "call": calls[each.name]} for each in found],
+        "placements": [{**each._asdict(), "call": _table_plan.constructor(each.name, wanted, batch)} for each in found],
         "fastest": best.name if best else None,
     }
     if json:
