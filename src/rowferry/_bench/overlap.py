@@ -20,8 +20,9 @@ from .clock import Timing, clock, idle
 from .reading import Way
 
 RATIOS = (0.5, 1.0, 2.0, 4.0)
-_PRODUCTS_A_STEP = 4  # at least, so that their number can be near what is wanted
-_EDGES = (64, 128, 256, 512, 1024, 2048, 4096)
+_PIECES_A_STEP = 2  # at least, so that their number can be near what is wanted
+_GPU_EDGES = (64, 128, 256, 512, 1024, 2048, 4096)
+_CPU_EDGES = (16, 32, 64, 128)
 _WINDOW_ROWS = 1 << 20
 _TRIES = 4
 
@@ -51,16 +52,15 @@ class LaunchBound(NamedTuple):
 
 
 def compute_of(device: Device, seconds: float) -> Compute:
-    """Matrix products that take about ``seconds`` a step: bf16 that fill a GPU, float32 on a CPU.
+    """Work that takes about ``seconds`` a step: bf16 matrix products that fill a GPU; on a CPU exponentials in one thread.
 
-    The largest product of which a step takes at least a few is used.
+    The largest piece of work of which a step has at least a few is used.
     """
-    dtype = torch.bfloat16 if device.is_cuda else torch.float32
     chosen: tuple[Callable[[int], None], float] | None = None
-    for edge in _EDGES:
-        run = _products(device, edge, dtype)
+    for edge in _GPU_EDGES if device.is_cuda else _CPU_EDGES:
+        run = _products(device, edge) if device.is_cuda else _exponentials(device, edge)
         each = _seconds_of(device, functools.partial(run, 1), enough=0.002)
-        if chosen is not None and each * _PRODUCTS_A_STEP > seconds:
+        if chosen is not None and each * _PIECES_A_STEP > seconds:
             break
         chosen = run, each
     assert chosen is not None
@@ -69,13 +69,25 @@ def compute_of(device: Device, seconds: float) -> Compute:
     return Compute(lambda: run(times), _seconds_of(device, lambda: run(times)))
 
 
-def _products(device: Device, edge: int, dtype: torch.dtype) -> Callable[[int], None]:
+def _products(device: Device, edge: int) -> Callable[[int], None]:
     """So many products of two square matrices."""
-    a, b, out = (torch.ones((edge, edge), dtype=dtype, device=device.torch) for _ in range(3))
+    a, b, out = (torch.ones((edge, edge), dtype=torch.bfloat16, device=device.torch) for _ in range(3))
 
     def run(times: int) -> None:
         for _ in range(times):
             torch.mm(a, b, out=out)
+
+    run(2)
+    return run
+
+
+def _exponentials(device: Device, edge: int) -> Callable[[int], None]:
+    """So many times the exponentials of a small square: too few values for torch to start threads that others delay."""
+    a, out = (torch.ones((edge, edge), device=device.torch) for _ in range(2))
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            torch.exp(a, out=out)
 
     run(2)
     return run

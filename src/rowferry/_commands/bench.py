@@ -31,7 +31,7 @@ from ._output import plain, progress, refusals
 from ._stores import ArrayOption, StoredOption, open_named
 
 SECONDS, QUICK_SECONDS = 300.0, 30.0
-_MOST_SPARE = 30.0  # seconds, or a fifth: for starting Python, and for what was begun when the time ends
+_MOST_SPARE = 30.0  # seconds, or a quarter: for starting Python, and for what was begun when the time ends
 _BATCHES_IN_ALL = 200  # a batch may take that part of the time, so that each work gets a few
 
 Sides = tuple[Path, Path]
@@ -69,7 +69,7 @@ def bench(
         with contextlib.ExitStack() as held:
             held.enter_context(_torch_threads(threads))
             began = time.perf_counter()
-            budget = Budget(whole - min(whole / 5, _MOST_SPARE))
+            budget = Budget(whole - min(whole / 4, _MOST_SPARE))
             if path is None:
                 setup = _with_table(held, target, rows, row_bytes or ROW_BYTES, batch, quick, whole, threads)
             else:
