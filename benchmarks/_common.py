@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rowferry._bench.clock import Figures, Run, fixed
+from rowferry._bench.clock import Figures, Run, fixed, idle
 from rowferry._bench.suite import Limit, limit_of
 from rowferry._commands._about import about
 from rowferry.stores._devices import default_device, device_for, resolve_device
@@ -46,8 +46,8 @@ class Options(argparse.Namespace):
         return fixed(run, self.batches(batches), self.runs)
 
 
-def arguments(description: str, *, needs_gpu: bool = True) -> Options:
-    """The options, the same for all. A program that needs a GPU refuses to begin without one, unless ``--device cpu``."""
+def arguments(description: str, *, needs_gpu: bool = False) -> Options:
+    """The options, the same for all. A program that needs a GPU refuses to begin without one, but for ``--device cpu``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--runs", type=int, default=5, help="runs a figure; medians are reported")
@@ -56,10 +56,20 @@ def arguments(description: str, *, needs_gpu: bool = True) -> Options:
     parser.add_argument("--smoke", action="store_true", help="few and small batches, to see that the program runs")
     options = parser.parse_args(namespace=Options())
     if options.device is None:
-        options.device = default_device() if needs_gpu else torch.device("cpu")
+        options.device = default_device()
         if needs_gpu and options.device.type == "cpu":
             parser.error("this needs a GPU; --device cpu --smoke --rows-gib 0.01 runs it without, for its values alone")
     return options
+
+
+def machine() -> dict[str, Any]:
+    """What this machine is, with versions and date."""
+    return about(default_device())
+
+
+def synchronize() -> None:
+    """Wait for the device, where there is one."""
+    idle(device_for(default_device()))
 
 
 def limit(options: Options) -> Limit:

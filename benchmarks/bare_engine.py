@@ -127,7 +127,7 @@ def launches(ways: dict[str, Way], batch_bytes: int, options: Options, rate: flo
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     link = limit(options)
     results = [result for work in WORKS for result in read(work, options, link.to_device)]
     batch = options.ids(131_072)

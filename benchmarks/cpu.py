@@ -32,7 +32,7 @@ def ferried(table: torch.Tensor, batches: Batches) -> float:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", needs_gpu=False)
+    options = arguments(__doc__ or "")
     table = torch.randn(10_000 if options.smoke else 1_000_000, 128)
     batches = Batches(uniform(len(table), 4096, 64), options.batches(1_000))
     with rf.Pipeline(table, batch_sampler=batches, device="cpu") as pipe:

@@ -63,7 +63,7 @@ def launched(name: str, way: Way, batch_bytes: int, options: Options, rate: floa
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     link = limit(options)
     rows, batch = options.rows(512), options.ids(131_072)
     store = stamped(rows, 512)

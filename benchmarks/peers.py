@@ -32,7 +32,7 @@ def measure(name: str, way: Way, store: PinnedStore, ring: Ring, options: Option
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     link = limit(options)
     batch = options.ids(BATCH)
     store = stamped(options.rows(ROW_BYTES), ROW_BYTES)

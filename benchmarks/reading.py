@@ -60,7 +60,7 @@ def first_batch(options: Options) -> dict[str, Any]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     results = [first_batch(options)]
     link = limit(options)
     rate = link.to_device

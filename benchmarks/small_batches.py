@@ -35,7 +35,7 @@ def in_turns(ways: dict[str, Way], options: Options) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     rows = ROWS // (100 if options.smoke else 1)
     store = rf.PinnedStore.empty((rows, DIMENSION), torch.float32).init_(torch.nn.init.normal_, seed=0)
     ring = uniform(rows, BATCH, 1024)

@@ -58,7 +58,7 @@ def resident(rows: int, batches: Batches, warm: int, device: torch.device) -> fl
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     rows = options.rows(4 * DIMENSION) if options.rows_gib != 16 else 26_800_000
     device, ids = options.device, options.ids(IDS)
     link = limit(options)

@@ -17,7 +17,7 @@ WARM_BATCHES = 30
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", needs_gpu=True)
     rows, batch = options.rows(512), options.ids(131_072)
     store = stamped(rows, 512)
     link = limit(options)
