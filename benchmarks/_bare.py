@@ -26,7 +26,7 @@ SLOTS = 3
 
 _SOURCE = r"""
 #define FLIGHT 4
-extern "C" __global__ void fetch(const int4* __restrict__ table, int4* __restrict__ slot, const long long* __restrict__ rows,
+extern "C" __global__ void fetch(const int4* __restrict__ table, int4* __restrict__ slot, const int* __restrict__ rows,
                                  const long long count, const long long vectors) {
     const unsigned width = (unsigned)vectors, all = (unsigned)(count * vectors);  // of a window: fewer than 2^31
     const unsigned step = gridDim.x * blockDim.x;
@@ -35,7 +35,7 @@ extern "C" __global__ void fetch(const int4* __restrict__ table, int4* __restric
         #pragma unroll
         for (int i = 0; i < FLIGHT; ++i) {  // several reads of the bus are under way before the first is stored
             const unsigned at = first + i * step;
-            if (at < all) held[i] = table[rows[at / width] * width + at % width];
+            if (at < all) held[i] = table[(long long)rows[at / width] * width + at % width];
         }
         #pragma unroll
         for (int i = 0; i < FLIGHT; ++i) {
@@ -63,7 +63,7 @@ class BareEngine:
         self._plan, self._fetching = self._device.stream("plan", high_priority=True), self._device.stream("fetch")
         ids = window * len(ring[0])
         self._slots = [self._device.empty((ids, self._table.shape[1]), self._table.dtype) for _ in range(SLOTS)]
-        self._ids = [self._device.pinned(8 * ids).view(torch.int64) for _ in range(SLOTS)]
+        self._ids = [self._device.pinned(4 * ids).view(torch.int32) for _ in range(SLOTS)]
         self._fetch: Fetch = self._kernel() if self._device.is_cuda else self._select
 
     def epoch(self, count: int) -> Iterator[Tensor]:
@@ -105,7 +105,7 @@ class BareEngine:
         """Distinct rows in order, the place of each id among them, and the event after which they are there."""
         batch = len(self._ring[0])
         host = self._ids[number][: len(batches) * batch]
-        np.concatenate([self._ring[each % len(self._ring)] for each in batches], out=host.numpy())
+        np.concatenate([self._ring[each % len(self._ring)] for each in batches], out=host.numpy(), casting="same_kind")
         with self._device.use(self._plan):
             ids = self._device.empty(tuple(host.shape), host.dtype)
             self._device.copy(ids, host)

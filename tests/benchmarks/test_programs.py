@@ -13,19 +13,20 @@ import torch
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 NAMES = ("reading", "writing", "overlap", "training_step", "cpu", "small_batches", "peers", "bare_engine")
-SMALL = ("--device", "cpu", "--smoke", "--rows-gib", "0.002", "--runs", "1")
+SMALL = ("--smoke", "--rows-gib", "0.002", "--runs", "1")
+Program = Callable[..., dict[str, object]]
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], dict[str, object]]]:
-    """``program("reading")``: the result file that the program writes."""
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program]:
+    """``program("reading", "cpu")``: the result file that the program writes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     before = set(sys.modules)
     monkeypatch.syspath_prepend(str(PROGRAMS))
 
-    def run(name: str) -> dict[str, object]:
-        monkeypatch.setattr(sys, "argv", [name, *SMALL, "--out", str(tmp_path)])
+    def run(name: str, device: str) -> dict[str, object]:
+        monkeypatch.setattr(sys, "argv", [name, *SMALL, "--device", device, "--out", str(tmp_path)])
         runpy.run_path(str(PROGRAMS / f"{name}.py"), run_name="__main__")
         found: dict[str, object] = json.loads((tmp_path / f"{name}.json").read_text())
         return found
@@ -39,9 +40,9 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_program_runs_in_small_and_keeps_what_it_ran_on(
-    program: Callable[[str], dict[str, object]], name: str, capsys: pytest.CaptureFixture[str]
+    program: Program, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = program(name)
+    record = program(name, "cpu")
     assert record["benchmark"] == name
     assert record["results"]
     machine = record["machine"]
@@ -59,3 +60,15 @@ def test_a_program_that_needs_a_gpu_says_how_to_run_it_without(
     with pytest.raises(SystemExit):
         runpy.run_path(str(PROGRAMS / "reading.py"), run_name="__main__")
     assert "--device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90"])
+def test_the_kernel_of_the_bare_engine_compiles(compile_cuda: Callable[..., str], architecture: str) -> None:
+    source = runpy.run_path(str(PROGRAMS / "_bare.py"))["_SOURCE"]
+    assert compile_cuda(source, architecture, "--std=c++17") == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_every_program_runs_in_small_on_a_gpu(program: Program, name: str) -> None:
+    assert program(name, "cuda")["results"]

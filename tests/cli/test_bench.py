@@ -140,6 +140,9 @@ def test_a_zarr_array_of_a_group_is_measured_too(run: Run, tmp_path: Path, rows:
         (["x.npy", "--rows", 10], "with PATH"),
         (["missing.npy"], "missing.npy"),
         (["--device", "tpu"], "tpu"),
+        (["--row-bytes", 0], "--row-bytes is 0"),
+        (["--json", "nowhere/a.json"], "no folder"),
+        (["--plot", "a.txt"], "png"),
         (["--compare", "a.json", "b.json"], "a.json"),
     ],
 )

@@ -30,9 +30,9 @@ class CopySpeed(NamedTuple):
     copied_bytes: int
 
 
-def copy_speed(device: Device) -> CopySpeed:
-    """Measure copies of up to 1 GiB between pinned memory and a CUDA ``device``; takes about a second."""
-    nbytes = min(COPY_BYTES, device.free_bytes() // 8, CpuDevice().free_bytes() // 8)
+def copy_speed(device: Device, most: int = COPY_BYTES) -> CopySpeed:
+    """Measure copies of up to ``most`` bytes between pinned memory and a CUDA ``device``; takes about a second."""
+    nbytes = min(most, device.free_bytes() // 8, CpuDevice().free_bytes() // 8)
     sent, received = device.pinned(nbytes), device.pinned(nbytes)
     source, sink = device.empty((nbytes,), torch.uint8), device.empty((nbytes,), torch.uint8)
     device.copy(source, sent)
@@ -55,9 +55,9 @@ def copy_speed(device: Device) -> CopySpeed:
     )
 
 
-def memory_speed(device: Device) -> float:
+def memory_speed(device: Device, most: int = COPY_BYTES // 2) -> float:
     """GB/s that a large copy inside the device's own memory moves: bytes read and bytes written, both counted."""
-    nbytes = min(COPY_BYTES // 2, device.free_bytes() // 8)
+    nbytes = min(most, device.free_bytes() // 8)
     source, sink = (device.empty((nbytes,), torch.uint8) for _ in range(2))
     source.fill_(1)  # pages that were never written are all one page
     sink.copy_(source)

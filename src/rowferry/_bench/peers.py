@@ -164,11 +164,14 @@ def _open_cupy(table: Table, batch: int) -> Batched:
     import cupy
 
     assert isinstance(table.store, PinnedStore)
-    rows = table.store.cupy()
+    with cupy.cuda.Device(table.device.torch.index):
+        rows = table.store.cupy()
 
     def batches(items: Iterable[Index]) -> Iterator[Tensor]:
         for index in items:
-            yield from_dlpack(rows[cupy.asarray(index)])
+            with cupy.cuda.Device(table.device.torch.index):
+                found = rows[cupy.asarray(index)]
+            yield from_dlpack(found)
 
     return batches
 

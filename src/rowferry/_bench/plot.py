@@ -8,21 +8,24 @@ from typing import Any
 _COLOURS = {"reading": "#1b6ca8", "writing": "#3a9188", "peers": "#9a9a9a", "overlap": "#c66b3d"}
 
 
-def require_matplotlib() -> None:
-    """Raise ImportError, naming the extra, where there is no matplotlib."""
+def require_drawable(path: Path) -> None:
+    """Whether a picture of that name can be drawn.
+
+    Raises:
+        ImportError: there is no matplotlib; the message names the extra. ValueError: a suffix that it does not know.
+    """
     try:
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
         raise ImportError("pictures are drawn by matplotlib; get it by: pip install 'rowferry[plot]'") from error
+    known = sorted(FigureCanvasBase.filetypes)
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise ValueError(f"{path} names no picture that can be drawn; its suffix must be one of {', '.join(known)}")
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Write ``path``, in the format that its suffix names.
-
-    Raises:
-        ImportError: no matplotlib. ValueError: a suffix that it does not know. OSError: the file can't be written.
-    """
-    require_matplotlib()
+    """Write ``path``, in the format that its suffix names. Raises as ``require_drawable``; OSError: it can't be written."""
+    require_drawable(path)
     from matplotlib.figure import Figure  # no pyplot: nothing global is touched
 
     measured = [each for each in record["results"] if "ratio" in each]

@@ -82,6 +82,7 @@ class Suite:
         self._setup = setup
         self._ring = uniform(len(setup.store), setup.sizes.batch, setup.sizes.ring())
         self._seconds_a_batch = 0.0  # of reading uniform rows: the transfer of overlap
+        self._apart: Ring = []  # what is written, drawn once
         self._computes: dict[float, Compute] = {}  # by ratio
         self._serve: float | None = None
         self.works = [
@@ -121,7 +122,7 @@ class Suite:
 
     def _write(self, part: Slice, *, fetch: bool) -> dict[str, Any]:
         setup = self._setup
-        ring = apart(len(setup.written), setup.sizes.batch, min(_APART_RING, setup.sizes.ring(_APART_RING)))
+        ring = self._apart = self._apart or apart(len(setup.written), setup.sizes.batch, setup.sizes.ring(_APART_RING))
         with Writing(setup.written, ring, setup.device.torch, fetch=fetch, **setup.settings) as writing:
             writing(1, part.stop)
             writing.check()

@@ -15,7 +15,7 @@ import typer
 from rowferry._bench.clock import Budget
 from rowferry._bench.compare import FORMAT, PROGRAM, compare, load
 from rowferry._bench.peers import table_of
-from rowferry._bench.plot import draw, require_matplotlib
+from rowferry._bench.plot import draw, require_drawable
 from rowferry._bench.reading import stamped
 from rowferry._bench.sizes import ROW_BYTES, Sizes, fit, fit_batch, pace
 from rowferry._bench.suite import Setup, Suite, limit_of
@@ -38,7 +38,7 @@ Sides = tuple[Path, Path]
 
 
 def bench(
-    path: Annotated[str | None, typer.Argument(metavar="[PATH]", help="A .npy file or .zarr to read; never written.")] = None,
+    path: Annotated[str | None, typer.Argument(metavar="PATH", help="A .npy file or .zarr to read; never written.")] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the pinned table that is made without PATH.")] = None,
     row_bytes: Annotated[int | None, typer.Option(help=f"Bytes of one of its rows; {ROW_BYTES} by default.")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows a batch.")] = None,
@@ -59,8 +59,7 @@ def bench(
         if compared is not None:
             print_comparison(compare(*map(load, compared)))
             return
-        if plot is not None:
-            require_matplotlib()
+        _require_writable(json, plot)
         target = device_for(device_named(device))
         whole = seconds if seconds is not None else QUICK_SECONDS if quick else SECONDS
         silent = json is not None and str(json) == "-"
@@ -71,7 +70,9 @@ def bench(
             began = time.perf_counter()
             budget = Budget(whole - min(whole / 4, _MOST_SPARE))
             if path is None:
-                setup = _with_table(held, target, rows, row_bytes or ROW_BYTES, batch, quick, whole, threads)
+                setup = _with_table(
+                    held, target, rows, ROW_BYTES if row_bytes is None else row_bytes, batch, quick, whole, threads
+                )
             else:
                 setup = _with_path(held, target, path, array, stored_dtype, batch, whole, threads)
             record = _record(setup, path, threads)
@@ -83,6 +84,15 @@ def bench(
             draw(record, plot)
     if not silent:
         print_record(record)
+
+
+def _require_writable(json: Path | None, plot: Path | None) -> None:
+    """Refuse now what can't be written after minutes of measuring."""
+    for path in (json, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise FileNotFoundError(f"{path} can't be written: there is no folder {path.absolute().parent}; make it first")
+    if plot is not None:
+        require_drawable(plot)
 
 
 def _with_table(
