@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import rowferry as rf
-from rowferry._bench.sizes import Sizes, fit, pace
+from rowferry._bench.reading import stamped
+from rowferry._bench.sizes import Room, Sizes, filling, fit, pace
 
-ROOM: dict[str, Any] = {"host_free": 100 << 30, "device_free": 100 << 30, "on_gpu": True, "quick": False}
+GIB = 1 << 30
+ROOM = Room(host_free=100 * GIB, device_free=100 * GIB, on_gpu=True, filled=16 * GIB, seconds=300, quick=False)
 
 
 def test_the_usual_sizes_on_a_large_machine() -> None:
-    assert fit(None, 512, None, **ROOM) == Sizes((16 << 30) // 512, 512, 131_072, ())
-    assert fit(None, 512, None, **{**ROOM, "quick": True}).rows == (2 << 30) // 512
-    assert fit(None, 512, None, **{**ROOM, "on_gpu": False}).batch == 8192
+    assert fit(None, 512, None, ROOM) == Sizes(16 * GIB // 512, 512, 131_072, ())
+    assert fit(None, 512, None, ROOM._replace(quick=True)).rows == 2 * GIB // 512
+    assert fit(None, 512, None, ROOM._replace(on_gpu=False)).batch == 8192
 
 
 def test_what_was_not_asked_for_is_made_to_fit_and_said() -> None:
-    sizes = fit(None, 512, None, host_free=1 << 30, device_free=1 << 20, on_gpu=True, quick=False)
-    assert sizes.rows * 512 <= 0.6 * (1 << 30)
+    sizes = fit(None, 512, None, ROOM._replace(host_free=GIB, device_free=1 << 20))
+    assert sizes.rows * 512 == GIB // 4
     assert sizes.batch * 512 * 8 <= 1 << 20
     assert len(sizes.notes) == 2
     assert f"{sizes.rows:,} rows in place of 33,554,432" in sizes.notes[0]
     assert f"{sizes.batch:,} rows in place of 131,072" in sizes.notes[1]
 
 
+def test_a_table_that_would_take_long_to_make_is_smaller_or_refused() -> None:
+    slow = ROOM._replace(filled=1 << 20)  # 30 MiB in a tenth of the time
+    sizes = fit(None, 512, None, slow)
+    assert sizes.rows * 512 == 30 << 20
+    assert "are made in the time" in sizes.notes[0]
+    with pytest.raises(ValueError, match=r"pass --rows 245760 or fewer, or --seconds") as refused:
+        fit(1 << 20, 512, None, slow)
+    seconds = float(str(refused.value).split("--seconds ")[1].split()[0])
+    assert fit(1 << 20, 512, None, slow._replace(seconds=seconds)).rows == 1 << 20
+
+
 def test_what_was_asked_for_and_does_not_fit_is_refused_with_what_would() -> None:
+    small = ROOM._replace(host_free=GIB, device_free=1 << 20)
     with pytest.raises(MemoryError, match=r"pass --rows (\d+) or fewer") as refused:
-        fit(10**9, 512, None, **{**ROOM, "host_free": 1 << 30})
+        fit(10**9, 512, None, small)
     most = int(str(refused.value).split("--rows ")[1].split()[0])
-    assert fit(most, 512, None, **{**ROOM, "host_free": 1 << 30}).rows == most
+    assert fit(most, 512, None, small).rows == most
     with pytest.raises(MemoryError, match="pass --batch 256 or fewer"):
-        fit(None, 512, 257, **{**ROOM, "device_free": 1 << 20})
+        fit(None, 512, 257, small)
 
 
 @pytest.mark.parametrize(("words", "said"), [((0, 4, 1), "--rows"), ((1, 0, 1), "--row-bytes"), ((1, 4, 0), "--batch")])
 def test_sizes_start_at_one(words: tuple[int, int, int], said: str) -> None:
     with pytest.raises(ValueError, match=f"{said} is 0"):
-        fit(*words, **ROOM)
+        fit(*words, ROOM)
+
+
+def test_how_fast_a_table_is_made_is_measured() -> None:
+    assert filling(lambda rows: stamped(rows, 64), 64, GIB) > 1 << 20
 
 
 def test_a_batch_larger_than_the_default_slot_gets_staging_of_its_own() -> None:

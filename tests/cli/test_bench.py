@@ -20,7 +20,7 @@ from rowferry._bench.peers import PEERS
 Run = Callable[..., Result]
 Refused = Callable[..., str]
 
-TINY = ("--rows", 2000, "--batch", 64, "--device", "cpu", "--threads", 1, "--seconds", 6)
+TINY = ("--rows", 2000, "--batch", 64, "--device", "cpu", "--threads", 1, "--seconds", 10)
 WORKS = {
     "read, uniform",
     "read, Zipf",
@@ -113,7 +113,7 @@ def test_a_file_is_read_and_not_written_and_its_time_is_kept(run: Run, npy: Path
     start = time.perf_counter()
     result = run("bench", npy, "--batch", 32, "--device", "cpu", "--threads", 1, "--seconds", 4, "--json", "-")
     assert result.exit_code == 0, result.output
-    assert time.perf_counter() - start < 12  # four seconds, on a machine that others may use
+    assert time.perf_counter() - start < 15  # four seconds, on a machine that others may use
     record = json.loads(result.stdout)
     assert record["sizes"]["store"] == "MemmapStore"
     assert (record["sizes"]["rows"], record["sizes"]["row_bytes"]) == (1000, 512)
@@ -123,7 +123,7 @@ def test_a_file_is_read_and_not_written_and_its_time_is_kept(run: Run, npy: Path
 
 def test_a_zarr_array_of_a_group_is_measured_too(run: Run, tmp_path: Path, rows: NDArray[np.float32]) -> None:
     zarr.create_group(tmp_path / "g.zarr").create_array("x", data=rows, chunks=(50, 128))
-    words = ("--batch", 16, "--device", "cpu", "--threads", 1, "--seconds", 3, "--json", "-")
+    words = ("--batch", 16, "--device", "cpu", "--threads", 1, "--seconds", 5, "--json", "-")
     result = run("bench", tmp_path / "g.zarr", "--array", "x", *words)
     assert result.exit_code == 0, result.output
     results = {each["work"]: each for each in json.loads(result.stdout)["results"]}

@@ -14,6 +14,7 @@ from rowferry.stores._devices import CpuDevice
 from .clock import timed
 
 COPY_BYTES = 1 << 30
+HOST_COPY_BYTES = 128 << 20  # more than caches hold
 _REPEATS = 5
 _BOTH_COPIES = 4  # a direction that ends first would leave the other the link for itself: a few copies hide that
 
@@ -55,8 +56,9 @@ def copy_speed(device: Device, most: int = COPY_BYTES) -> CopySpeed:
     )
 
 
-def memory_speed(device: Device, most: int = COPY_BYTES // 2) -> float:
+def memory_speed(device: Device, most: int | None = None) -> float:
     """GB/s that a large copy inside the device's own memory moves: bytes read and bytes written, both counted."""
+    most = most or (COPY_BYTES // 2 if device.is_cuda else HOST_COPY_BYTES)
     nbytes = min(most, device.free_bytes() // 8)
     source, sink = (device.empty((nbytes,), torch.uint8) for _ in range(2))
     source.fill_(1)  # pages that were never written are all one page

@@ -1,7 +1,11 @@
-"""How large a measurement is: what fits in memory and in time, and what was made smaller for it. Pure, but for ``pace``."""
+"""How large a measurement is: what fits in memory and in time, and what was made smaller for it.
+
+Pure, but for ``pace`` and ``filling``, which find out what a machine does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +20,9 @@ TABLE_BYTES, QUICK_TABLE_BYTES = 16 << 30, 2 << 30
 BATCH_BYTES, CPU_BATCH_BYTES = 64 << 20, 4 << 20
 MOST_BATCH = 131_072
 
-_HOST_SHARE = 0.6  # of available memory for the table; the rest is for index batches, pinned pieces and everyone else
+_HOST_SHARE, _USUAL_SHARE = 0.6, 0.25  # of available memory, for a table as asked for and for a usual one
+_FILLING, _USUAL_FILLING = 0.4, 0.1  # of the time, for making it
+_PROBE_BYTES = 256 << 20
 _DEVICE_BATCHES = 8  # a batch, its slot's share, what peers and compute hold: so many batches must fit the device
 _RING_BYTES = 256 << 20
 _SLOT_BATCHES = 8
@@ -45,31 +51,71 @@ class Sizes(NamedTuple):
         return {"staging_bytes": 2 * _SLOT_BATCHES * self.batch_bytes} if self.batch_bytes > _SMALL_BATCH else {}
 
 
-def fit(
-    rows: int | None, row_bytes: int, batch: int | None, *, host_free: int, device_free: int, on_gpu: bool, quick: bool
-) -> Sizes:
-    """Sizes of a table that is to be made and of batches of it; None takes what is usual.
+class Room(NamedTuple):
+    """What sizes must fit in.
+
+    Attributes:
+        host_free, device_free: bytes.
+        filled: bytes of a table that are made in a second.
+        seconds: of the whole measurement.
+        quick: usual tables are smaller.
+    """
+
+    host_free: int
+    device_free: int
+    on_gpu: bool
+    filled: float
+    seconds: float
+    quick: bool
+
+
+def fit(rows: int | None, row_bytes: int, batch: int | None, room: Room) -> Sizes:
+    """Sizes of a table that is to be made and of batches of it; None takes what is usual, or less where that does not fit.
 
     Raises:
-        ValueError: a size below one. MemoryError: ``rows`` or ``batch``, as given, do not fit; the message says what would.
+        ValueError: a size below one, or ``rows`` that take too long to make. MemoryError: ``rows`` or ``batch``, as given, do
+        not fit. The message says what would.
     """
     for name, value in (("--rows", rows), ("--row-bytes", row_bytes), ("--batch", batch)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
     notes = []
-    most_rows = max(int(host_free * _HOST_SHARE) // row_bytes, 1)
     if rows is None:
-        usual = max((QUICK_TABLE_BYTES if quick else TABLE_BYTES) // row_bytes, 1)
-        rows = min(usual, most_rows)
+        usual = max((QUICK_TABLE_BYTES if room.quick else TABLE_BYTES) // row_bytes, 1)
+        held = int(room.host_free * _USUAL_SHARE)
+        made = int(room.filled * room.seconds * _USUAL_FILLING)
+        rows = max(min(usual, held // row_bytes, made // row_bytes), 1)
         if rows < usual:
-            notes.append(f"{host_free:,} bytes of memory are available: a table of {rows:,} rows in place of {usual:,}")
-    elif rows > most_rows:
-        raise MemoryError(
-            f"{rows:,} rows of {row_bytes:,} bytes take {rows * row_bytes:,} bytes, and {host_free:,} bytes of host memory are "
-            f"available, of which {_HOST_SHARE:.0%} may be used; pass --rows {most_rows} or fewer"
-        )
-    batch, batch_notes = fit_batch(batch, row_bytes, device_free=device_free, on_gpu=on_gpu)
+            why = f"{room.host_free:,} bytes of memory are available" if held < made else f"{made:,} bytes are made in the time"
+            notes.append(f"{why}: a table of {rows:,} rows in place of {usual:,}")
+    else:
+        _require_room(rows, row_bytes, room)
+    batch, batch_notes = fit_batch(batch, row_bytes, device_free=room.device_free, on_gpu=room.on_gpu)
     return Sizes(rows, row_bytes, batch, (*notes, *batch_notes))
+
+
+def _require_room(rows: int, row_bytes: int, room: Room) -> None:
+    most = max(int(room.host_free * _HOST_SHARE) // row_bytes, 1)
+    if rows > most:
+        raise MemoryError(
+            f"{rows:,} rows of {row_bytes:,} bytes take {rows * row_bytes:,} bytes, and {room.host_free:,} bytes of host "
+            f"memory are available, of which {_HOST_SHARE:.0%} may be used; pass --rows {most} or fewer"
+        )
+    took = rows * row_bytes / room.filled
+    if took > room.seconds * _FILLING:
+        most = max(int(room.filled * room.seconds * _FILLING) // row_bytes, 1)
+        raise ValueError(
+            f"{rows:,} rows of {row_bytes:,} bytes take about {took:.0f} of {room.seconds:.0f} s to make here; pass "
+            f"--rows {most} or fewer, or --seconds {took / _FILLING + 1:.0f} or more"
+        )
+
+
+def filling(make: Callable[[int], Store], row_bytes: int, most_bytes: int) -> float:
+    """Bytes a second of a table that ``make(rows)`` makes, from a small one. A GPU must have been used before."""
+    rows = max(min(_PROBE_BYTES, most_bytes) // row_bytes, 1)
+    start = clock()
+    with make(rows):
+        return rows * row_bytes / max(clock() - start, 1e-9)
 
 
 def fit_batch(batch: int | None, row_bytes: int, *, device_free: int, on_gpu: bool) -> tuple[int, tuple[str, ...]]:

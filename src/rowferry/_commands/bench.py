@@ -17,7 +17,7 @@ from rowferry._bench.compare import FORMAT, PROGRAM, compare, load
 from rowferry._bench.peers import table_of
 from rowferry._bench.plot import draw, require_drawable
 from rowferry._bench.reading import stamped
-from rowferry._bench.sizes import ROW_BYTES, Sizes, fit, fit_batch, pace
+from rowferry._bench.sizes import ROW_BYTES, Room, Sizes, filling, fit, fit_batch, pace
 from rowferry._bench.suite import Setup, Suite, limit_of
 from rowferry._bench.zarr_rows import zarr_rows
 from rowferry.stores import Store, ZarrStore
@@ -106,9 +106,8 @@ def _with_table(
     threads: int | None,
 ) -> Setup:
     """A pinned table, read and written."""
-    free = CpuDevice().free_bytes()
-    sizes = fit(rows, row_bytes, batch, host_free=free, device_free=device.free_bytes(), on_gpu=device.is_cuda, quick=quick)
     limit = limit_of(device)
+    sizes = fit(rows, row_bytes, batch, _room(device, rows, row_bytes, seconds, quick=quick))
     store = held.enter_context(stamped(sizes.rows, sizes.row_bytes))
     sizes = _paced(store, sizes, seconds)
     return Setup(store, store, table_of(store, device), device, sizes, limit, _settings(sizes, threads))
@@ -128,23 +127,23 @@ def _with_path(
     store = held.enter_context(open_named(path, array, stored))
     if not store.nbytes:
         raise ValueError(f"{path} holds no bytes: its shape is {store.shape}; name a file with rows in it")
+    limit = limit_of(device)
     fitting, notes = fit_batch(batch, store.row_nbytes, device_free=device.free_bytes(), on_gpu=device.is_cuda)
     sizes = _paced(store, Sizes(len(store), store.row_nbytes, fitting, notes), seconds)
-    made = fit(
-        None,
-        store.row_nbytes,
-        sizes.batch,
-        host_free=CpuDevice().free_bytes(),
-        device_free=device.free_bytes(),
-        on_gpu=device.is_cuda,
-        quick=True,
-    )
-    limit = limit_of(device)
+    made = fit(None, store.row_nbytes, sizes.batch, _room(device, len(store), store.row_nbytes, seconds, quick=True))
     written = held.enter_context(stamped(min(made.rows, len(store)), store.row_nbytes))
     note = f"{path} is only read; a pinned table of {len(written):,} rows of that size is written in its place"
     host = zarr_rows(path, array, store) if isinstance(store, ZarrStore) else None
     sizes = sizes._replace(notes=(*sizes.notes, note))
     return Setup(store, written, table_of(store, device, host), device, sizes, limit, _settings(sizes, threads))
+
+
+def _room(device: Device, rows: int | None, row_bytes: int, seconds: float, *, quick: bool) -> Room:
+    """What there is for a table of at most ``rows`` rows; how fast one is made is tried with a part of it."""
+    free = CpuDevice().free_bytes()
+    most = free // 16 if rows is None else min(free // 16, rows * row_bytes)
+    filled = filling(lambda few: stamped(few, row_bytes), row_bytes, most) if row_bytes > 0 else 0.0
+    return Room(free, device.free_bytes(), device.is_cuda, filled, seconds, quick)
 
 
 def _paced(store: Store, sizes: Sizes, seconds: float) -> Sizes:
