@@ -123,10 +123,11 @@ def test_written_rows_are_found_in_the_store_and_lost_ones_are_noticed(fetch: bo
             writing.check()
 
 
-def test_compute_takes_about_as_long_as_was_asked_and_a_step_has_both() -> None:
+def test_a_step_is_a_batch_and_then_compute_and_a_quarter_of_them_warms_up() -> None:
     device = CpuDevice()
     compute = compute_of(device, 0.005)
-    assert 0.0005 < compute.seconds < 0.1  # other programs may be running
+    compute.step()
+    assert compute.seconds > 0
     assert serve_seconds(device, 8, (16,), torch.int32) > 0
     steps = []
     with stamped(50, 64) as store, Ferried(store, RING, CPU) as way:
@@ -135,12 +136,12 @@ def test_compute_takes_about_as_long_as_was_asked_and_a_step_has_both() -> None:
         assert step_run(way, lambda: steps.append(1), device, 1, NEVER).batches == 1
 
 
-def test_a_launch_bound_loop_keeps_the_link_as_busy_as_it_was_told() -> None:
+def test_a_launch_bound_loop_has_the_more_pairs_a_batch_the_slower_its_link() -> None:
     with stamped(5000, 512) as store, Ferried(store, uniform(5000, 64, 64), CPU) as way:
-        found = launch_bound(way, CpuDevice(), 64 * 512, rate=0.5, batches=20)
-    assert found.link_busy >= 0.8 or found.pairs_a_batch == 1
-    assert found.slowdown > 0
-    assert found.us_next > 0
+        fast, slow = (launch_bound(way, CpuDevice(), 64 * 512, rate, batches=8) for rate in (1000.0, 0.001))
+    assert fast.pairs_a_batch == 1 < slow.pairs_a_batch
+    for found in (fast, slow):
+        assert min(found.slowdown, found.link_busy, found.us_alone, found.us_next) > 0
 
 
 @pytest.mark.gpu

@@ -113,7 +113,7 @@ def test_a_file_is_read_and_not_written_and_its_time_is_kept(run: Run, npy: Path
     start = time.perf_counter()
     result = run("bench", npy, "--batch", 32, "--device", "cpu", "--threads", 1, "--seconds", 4, "--json", "-")
     assert result.exit_code == 0, result.output
-    assert time.perf_counter() - start < 15  # four seconds, on a machine that others may use
+    assert time.perf_counter() - start < 30  # four seconds, on a machine that others may use
     record = json.loads(result.stdout)
     assert record["sizes"]["store"] == "MemmapStore"
     assert (record["sizes"]["rows"], record["sizes"]["row_bytes"]) == (1000, 512)
