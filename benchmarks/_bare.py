@@ -143,10 +143,10 @@ class BareEngine:
         torch.index_select(self._table, 0, rows, out=out)
 
     def _kernel(self) -> Fetch:
-        from rowferry.stores._kernels import kernel  # compiles and launches any source; needs CuPy
+        from rowferry.stores._kernels import kernels  # compiles and launches any source; needs CuPy
 
         width = self._table.shape[1] * self._table.itemsize // 16
-        launch = kernel(self._device.torch, _SOURCE, "fetch", 0, 0, 0, 0, 1)
+        launch = kernels(self._device.torch, _SOURCE, {"fetch": (0, 0, 0, 0, 1)})["fetch"]
 
         def fetch(out: Tensor, rows: Tensor) -> None:
             launch(BLOCKS, self._table.data_ptr(), out.data_ptr(), rows.data_ptr(), len(rows), width)
