@@ -16,6 +16,7 @@ from torch import Tensor
 from ._flight import Request, TableWindow, Window
 from ._ids import bring_ids, id_dtype
 from ._run import Run
+from ._runs import runs_of
 from ._staging import typed
 from ._window import Layout, Older, Sorted, arrange, count
 
@@ -196,6 +197,8 @@ class _Counting:
                 writes=layout.tensors(),
             )
             part = TableWindow(ends, pair_ends, self._ids[:total], distinct, sizes[0], sources, layout)
+            if not sources:
+                part.runs = runs_of((request.asked[self._position] for request in self._requests[:batches]), distinct)
             self._start_host_rows(part, layout)
         return part
 

@@ -5,12 +5,13 @@ The plan of window w is made while w - 1 is being fetched: on a stream of its ow
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import _marks
 from ._engine import Task
 from ._flight import TableWindow, Window
-from ._movers import pick_rows
+from ._movers import FetchList, pick_rows
 from ._planner import Growth, plan_window
 from ._run import DrainJob, Run
 
@@ -68,14 +69,16 @@ def _fill(run: Run, window: Window) -> Task:
         for table in window.tables:
             for tensor in table.tensors():
                 device.keep(tensor, stream)
-        carved = run.parts.arenas.carve(window.number, [table.distinct for table in window.tables])
+        carved = run.parts.arenas.carve(window.number, [table.distinct for table in window.tables], _held(run, window))
         for table, part in zip(window.tables, carved, strict=True):
             table.carved = part
             for marks in part.marks if table.distinct else ():
                 _marks.clear(device, marks)
-    if before is not None and settings.fetch:
-        for event in before.landed if _reads_on_host(run) else ():
-            yield event  # host threads read the rows that a kernel wrote
+    if before is not None:
+        run.landings = [event for event in (*run.landings, *before.landed) if not event.query()]
+    if settings.fetch and _reads_on_host(run):
+        for event in run.landings:
+            yield event  # host threads read the rows that kernels wrote, of windows longer ago than this slot's too
     if settings.fetch:
         for position, table in enumerate(window.tables):
             yield from _fetch(run, position, table)
@@ -90,16 +93,24 @@ def _fill(run: Run, window: Window) -> Task:
             run.slots.copied(window.number)
 
 
+def _held(run: Run, window: Window) -> list[list[torch.dtype]]:
+    """What the columns of a window's slot are of, by table."""
+    return [
+        [mover.holds(host_rows=table.fetch_rows is not None) for mover in movers]
+        for movers, table in zip(run.parts.movers, window.tables, strict=True)
+    ]
+
+
 def _fetch(run: Run, position: int, table: TableWindow) -> Task:
     """The rows of one table that come from its stores."""
     if not table.fetched or table.layout is None or table.carved is None:
         return
-    rows = table.layout.rows[: table.fetched]
+    wanted = FetchList(table.layout.rows[: table.fetched], table.fetch_rows, table.runs)
     for mover, column, out in zip(
         run.parts.movers[position], run.parts.source.tables[position].columns, table.carved.columns, strict=True
     ):
         try:
-            yield from mover.fetch(run.parts.streams.fetch, out[: table.fetched], rows, table.fetch_rows)
+            yield from mover.fetch(run.parts.streams.fetch, out[: table.fetched], wanted)
         except Exception as error:
             error.add_note(f"while fetching {table.fetched} rows of {column.label} ({column.store.name})")
             raise

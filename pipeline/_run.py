@@ -97,6 +97,8 @@ class Run:
         drain_error: what the first job failed with; the next call of the consumer raises it.
         retry: the consumer asked for the failed job to be tried again.
         closing: no more windows; the writer ends when ``jobs`` is empty.
+        landings: drains by kernels that windows fetched since then follow in stream order, and the host does not yet; the
+            producer's alone.
         last_landing: after the newest drain by a kernel; the writer's stream has one order, so it covers those before.
     """
 
@@ -113,6 +115,7 @@ class Run:
     drain_error: BaseException | None = None
     retry: bool = False
     closing: bool = False
+    landings: list[Event] = field(default_factory=list)
     last_landing: Event | None = None
     taken_all: bool = False
     single_until: int = 0

@@ -147,6 +147,7 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         _marks.mark(device, part.carved.marks[column], places)
         device.keep(rows, stream)
         window.marked.add((table, column))
+        window.written_back.setdefault((table, column), set()).add(batch)
 
 
 def empty_rows(device: Device, count: int, row_shape: Sequence[int], dtype: torch.dtype, *, exact: bool) -> Tensor:

@@ -46,6 +46,8 @@ class Stats:
     """Batches of the newest window."""
     mover: str
     """How rows cross: local, copy, zero-copy, or several joined by a comma."""
+    mover_why: str
+    """Why, in words, with the rates that were measured; by column where there are several."""
     device: str
     """Where batches are."""
     bytes_staging: int

@@ -13,7 +13,7 @@ import torch
 
 from rowferry.stores._device_contract import Device
 
-from . import _assembly, _claims
+from . import _assembly, _candidates, _claims
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
@@ -56,7 +56,7 @@ class Pipeline:
         threads: most host threads that gather rows; by default the cores of the process, at most 16.
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
-        mover: "auto", "local", "copy" or "zero-copy".
+        mover: "auto" measures those that are possible on the first windows; "local", "copy" or "zero-copy" is taken as it is.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together. PermissionError: writable over a read-only store.
@@ -84,7 +84,7 @@ class Pipeline:
         threads: int | None = None,
         writable: bool = False,
         fetch: bool = True,
-        mover: _assembly.MoverName = "auto",
+        mover: _candidates.MoverName = "auto",
     ) -> None:
         self._closed = False
         self._pid = os.getpid()
@@ -105,11 +105,12 @@ class Pipeline:
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)
         self._counters = Counters()
-        self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
+        self._ways = _candidates.LOCAL
+        local = all(_candidates.mover_name(mover, store, self._device) == "local" for store in self._source.stores)
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
         self._parts: Parts | None = None
-        if any(name != "local" for name in self._movers):
+        if not local:
             self._parts = _assembly.make_parts(
                 self._source,
                 self._settings,
@@ -224,8 +225,11 @@ class Pipeline:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
         parts = self._parts
         held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
+        if parts is not None:
+            self._ways = _candidates.ways(self._source, parts.movers)
         return self._counters.snapshot(
-            mover=", ".join(dict.fromkeys(self._movers)),
+            mover=self._ways.names,
+            mover_why=self._ways.why,
             device=str(self._device.torch),
             bytes_staging=0 if parts is None else parts.arenas.nbytes,
             bytes_pinned=held,
@@ -260,6 +264,7 @@ class Pipeline:
         try:
             self._end_live(timeout)
         finally:
+            self.stats()  # which remembers how rows crossed
             self._parts = None
             if self._claim is not None:
                 self._claim.release()
@@ -276,9 +281,9 @@ class Pipeline:
             f"{column.label} ({len(column.store):,} rows of {column.store.row_nbytes:,} bytes)" for column in columns
         )
         way = "read, changed and written back" if self._settings.writable else "read"
-        movers = ", ".join(dict.fromkeys(self._movers))
+        stats = self.stats()
         state = "closed" if self._closed else f"epoch {self._progress.epoch}, batch {self._progress.batch}"
-        return f"<Pipeline: {what} {way} on {self._device.torch} by {movers}; {state}; {self.stats().verdict}>"
+        return f"<Pipeline: {what} {way} on {stats.device} by {stats.mover}; {state}; {stats.verdict}>"
 
     def _require_usable(self) -> None:
         refuse_fork(self._pid)
