@@ -117,10 +117,6 @@ class Chosen:
     def wants_host_rows(self) -> bool:
         return self._movers[self._reading.judge.turn].wants_host_rows
 
-    @property
-    def lands_on_host(self) -> bool:
-        return self._writer().lands_on_host
-
     def holds(self, *, host_rows: bool) -> torch.dtype:
         return self._movers[self._reader(host_rows)].holds(host_rows=host_rows)
 

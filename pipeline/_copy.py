@@ -41,7 +41,6 @@ class Copy:
     """
 
     wants_host_rows = True
-    lands_on_host = True
 
     def __init__(
         self,
@@ -104,7 +103,7 @@ class Copy:
             with device.use(stream):
                 copy_out(device, listed.column, listed.runs, self._bus)
                 return len(listed.column), device.record(stream)
-        places, rows, total = yield from self._compact(stream, listed)
+        places, rows, total = yield from self._compact(stream, listed)  # after which all drains before have landed
 
         def send(span: tuple[int, int]) -> None:
             start, stop = span

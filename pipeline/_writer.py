@@ -53,8 +53,6 @@ def _drain(run: Run, job: DrainJob) -> Task:
             for tensor in (marks, *table.layout.tensors()):
                 device.keep(tensor, stream)
         mover = run.parts.movers[table_number][column_number]
-        if mover.lands_on_host and run.last_landing is not None:
-            yield run.last_landing  # drains land in order, whatever their paths
         older, whole = table.layout.older, window.changed_whole(table_number, column_number)
         runs = table.runs if whole else None
         listed = DrainList(table.carved.columns[column_number], marks, table.layout.rows, older.rows, older.places, runs)
