@@ -13,13 +13,14 @@ from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
 from ._copy import Copy
+from ._counters import Counters
 from ._ids import Permute
 from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
 from ._run import Parts, Settings, Streams
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
-from ._stats import Counters
+from ._timeline import Timeline
 from ._warm import warm
 
 MoverName = Literal["auto", "local", "copy", "zero-copy"]
@@ -129,7 +130,10 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads)
     streams, pool = make_streams(device), PinnedPool(device)
-    parts = Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+    timeline = Timeline(device, counters)
+    parts = Parts(
+        source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, timeline, os.getpid()
+    )
     warm(parts)
     return parts
 

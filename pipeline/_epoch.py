@@ -12,10 +12,10 @@ from typing import Any, final
 from rowferry.stores._device_contract import Device
 
 from ._batch import Batch, WritableBatch, spread
+from ._counters import Counters
 from ._server import Server, Windowed
 from ._serving import Taken
 from ._source import Source
-from ._stats import Counters
 
 logger = logging.getLogger("rowferry")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Event
 
+from ._passage import Passage
 from ._sampling import Positions
 from ._staging import Carved
 from ._window import Layout
@@ -112,6 +113,7 @@ class Window:
         vacated: events after which a later window has copied rows from it.
         marked: columns (table, column) that ``write_back`` touched since the last drain list.
         group: the small batches that were gathered together last (``_serving.Group``).
+        passage: what was noted on its way here, for the account of time.
     """
 
     number: int
@@ -124,6 +126,7 @@ class Window:
     vacated: list[Event] = field(default_factory=list)
     marked: set[tuple[int, int]] = field(default_factory=set)
     group: Any = None
+    passage: Passage = field(default_factory=Passage)
 
     @property
     def source_windows(self) -> set[int]:

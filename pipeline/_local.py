@@ -17,11 +17,11 @@ from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
 from ._containers import map_leaves
+from ._counters import Counters
 from ._flight import Asked, Request
 from ._requests import Requests
 from ._serving import Taken, check_values
 from ._source import Source, Table
-from ._stats import Counters
 
 
 @final

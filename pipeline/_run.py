@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device, Event
 
+from ._counters import Counters
 from ._engine import Host, Predicate
 from ._flight import Request, Window
 from ._ids import Permute
@@ -19,7 +20,7 @@ from ._requests import Requests
 from ._slots import Slots
 from ._source import Source
 from ._staging import Arenas, PinnedPool
-from ._stats import Counters
+from ._timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Parts:
     permute: Permute | None
     """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
+    timeline: Timeline
     pid: int
     """The process that owns the threads and the device."""
 
@@ -138,4 +140,5 @@ class Run:
     def queue(self, job: DrainJob) -> None:
         """Append a drain. Under the lock."""
         self.slots.queue_drain(job.window.number)
+        job.window.passage.drained = True
         self.jobs.append(job)

@@ -45,6 +45,7 @@ class Windowed:
         self.run = Run(parts, host, requests, Slots(parts.settings.depth))
         self._consumer = Consumer(self.run)
         self._finished = False
+        parts.timeline.epoch_begins(host.lock)
         for movers in parts.movers:
             for mover in movers:
                 mover.bind(host)
@@ -87,6 +88,7 @@ class Windowed:
         else:
             self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
             run.parts.pool.reclaim()
+        run.parts.timeline.epoch_ends()
         if error is not None:
             raise error
 

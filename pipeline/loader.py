@@ -14,6 +14,7 @@ import torch
 from rowferry.stores._device_contract import Device
 
 from . import _assembly, _claims
+from ._counters import Counters
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
@@ -24,7 +25,7 @@ from ._sampling import make_source as make_batches
 from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
-from ._stats import Counters, Stats
+from ._stats import Stats
 
 logger = logging.getLogger("rowferry")
 
@@ -104,7 +105,7 @@ class Pipeline:
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)
-        self._counters = Counters()
+        self._counters = Counters(self._device.now)
         self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
@@ -223,6 +224,8 @@ class Pipeline:
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
         parts = self._parts
+        if parts is not None:
+            parts.timeline.settle()
         held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
         return self._counters.snapshot(
             mover=", ".join(dict.fromkeys(self._movers)),
