@@ -16,6 +16,7 @@ from ._copy import Copy
 from ._counters import Counters
 from ._ids import Permute
 from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
+from ._overflow import Overflow
 from ._run import Parts, Settings, Streams
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
@@ -106,6 +107,7 @@ def make_parts(
     settings: Settings,
     device: Device,
     counters: Counters,
+    overflow: Overflow | None,
     *,
     mover: str,
     staging_bytes: int | None,
@@ -130,10 +132,9 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads)
     streams, pool = make_streams(device), PinnedPool(device)
-    timeline = Timeline(device, counters)
-    parts = Parts(
-        source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, timeline, os.getpid()
-    )
+    timeline = Timeline(device, counters, device.link_rate())
+    permute, pid = make_permute(device), os.getpid()
+    parts = Parts(source, settings, device, streams, arenas, pool, movers, permute, counters, timeline, overflow, pid)
     warm(parts)
     return parts
 

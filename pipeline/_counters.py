@@ -33,6 +33,7 @@ class Counters:
     rows_drained: int = 0
     bytes_drained: int = 0
     drains: int = 0
+    values_made_inf: int | None = None
     seconds: float = 0.0
     wait_seconds: dict[str, float] = field(default_factory=dict)
     blocked_seconds: float = 0.0
@@ -69,6 +70,10 @@ class Counters:
         """Rows of one column went to their store."""
         self.rows_drained += rows
         self.bytes_drained += rows * row_nbytes
+
+    def made_inf(self, values: int) -> None:
+        """So many values were made infinite by casts until now."""
+        self.values_made_inf = values
 
     def waited(self, cause: Cause, seconds: float) -> None:
         """The consumer waited for ``cause``."""

@@ -16,6 +16,7 @@ from ._engine import Host, Predicate
 from ._flight import Request, Window
 from ._ids import Permute
 from ._movers import Mover
+from ._overflow import Overflow
 from ._requests import Requests
 from ._slots import Slots
 from ._source import Source
@@ -65,6 +66,8 @@ class Parts:
     """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
     timeline: Timeline
+    overflow: Overflow | None
+    """Counts values that a cast made inf, if asked to."""
     pid: int
     """The process that owns the threads and the device."""
 

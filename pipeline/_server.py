@@ -36,6 +36,9 @@ class Server(Protocol):
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """End it: with ``drain``, first write what is left."""
 
+    def plan_bytes(self) -> int:
+        """Device bytes of the plans under way."""
+
 
 @final
 class Windowed:
@@ -66,6 +69,14 @@ class Windowed:
 
     def flush(self) -> None:
         self._consumer.flush()
+
+    def plan_bytes(self) -> int:
+        run = self.run
+        with run.host.lock:
+            windows = [] if self._finished else list(run.windows.values())
+        return sum(
+            tensor.numel() * tensor.itemsize for window in windows for table in window.tables for tensor in table.tensors()
+        )
 
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """Steps, each with its reason: list the last window's rows (they are still only in its slot); wait for the

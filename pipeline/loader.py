@@ -14,10 +14,12 @@ import torch
 from rowferry.stores._device_contract import Device
 
 from . import _assembly, _claims
+from ._account import Account
 from ._counters import Counters
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
+from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
@@ -58,6 +60,7 @@ class Pipeline:
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
         mover: "auto", "local", "copy" or "zero-copy".
+        count_inf: count finite values that a cast makes infinite (``stats().values_made_inf``). It reads cast values again.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together. PermissionError: writable over a read-only store.
@@ -86,6 +89,7 @@ class Pipeline:
         writable: bool = False,
         fetch: bool = True,
         mover: _assembly.MoverName = "auto",
+        count_inf: bool = False,
     ) -> None:
         self._closed = False
         self._pid = os.getpid()
@@ -106,6 +110,7 @@ class Pipeline:
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)
         self._counters = Counters(self._device.now)
+        self._overflow = Overflow(self._device, self._counters) if count_inf else None
         self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
@@ -116,11 +121,13 @@ class Pipeline:
                 self._settings,
                 self._device,
                 self._counters,
+                self._overflow,
                 mover=mover,
                 staging_bytes=staging_bytes,
                 batch_size=batch_size,
                 threads=self._threads,
             )
+        self._account = Account(self._device, self._counters, self._movers, self._parts, self._overflow)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
@@ -156,6 +163,7 @@ class Pipeline:
                 self._source,
                 requests,
                 self._counters,
+                self._overflow,
                 writable=self._settings.writable,
                 fetch=self._settings.fetch,
             )
@@ -166,9 +174,11 @@ class Pipeline:
             self._source,
             self._device,
             self._counters,
+            self._overflow,
             on_batch=self._served,
             on_write=self._progress.wrote,
             on_end=self._progress.end,
+            on_over=self._account.epoch_begins(epoch),
         )
         self._live = weakref.ref(live)
         return live
@@ -223,16 +233,8 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
-        parts = self._parts
-        if parts is not None:
-            parts.timeline.settle()
-        held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
-        return self._counters.snapshot(
-            mover=", ".join(dict.fromkeys(self._movers)),
-            device=str(self._device.torch),
-            bytes_staging=0 if parts is None else parts.arenas.nbytes,
-            bytes_pinned=held,
-        )
+        live = self._live() if self._live is not None else None
+        return self._account.stats(live.server if live is not None else None)
 
     # ---- writing and ending ---------------------------------------------------------------------------------
 
@@ -264,6 +266,7 @@ class Pipeline:
             self._end_live(timeout)
         finally:
             self._parts = None
+            self._account.close()
             if self._claim is not None:
                 self._claim.release()
 

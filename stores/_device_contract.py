@@ -99,6 +99,10 @@ class Device(Protocol):
     def free_bytes(self) -> int:
         """Bytes that an allocation could get now, blocks that torch holds unused included."""
 
+    def link_rate(self) -> float | None:
+        """Bytes a second that the copy engine brings from pinned memory, measured once a process, which blocks for some
+        10 ms; None where nothing crosses a link."""
+
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""
 

@@ -165,6 +165,9 @@ class CpuDevice:
         except (OSError, KeyError, ValueError):
             return 4 << 30  # not Linux: assume a small machine rather than a large one
 
+    def link_rate(self) -> None:
+        return None
+
     def capturing(self) -> bool:
         return False
 
@@ -251,6 +254,11 @@ class CudaDevice:
         free, _total = torch.cuda.mem_get_info(self.torch)
         held = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
         return free + held
+
+    def link_rate(self) -> float:
+        from ._link import link_rate
+
+        return link_rate(self)
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

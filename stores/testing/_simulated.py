@@ -54,6 +54,7 @@ class SimulatedDevice:
         ran: how often work of each name has run.
         drop: asked at each ``wait``, ``record`` and ``keep`` (its name, stream, event or None, number of this kind's call
             from 0); True leaves it out. A record left out gives an event that orders nothing and has passed.
+        link: what ``link_rate`` gives.
         cost: seconds that work takes: of its stream, its name, and the bytes that it writes (or reads, if it writes none).
     """
 
@@ -66,6 +67,7 @@ class SimulatedDevice:
         self.ran: Counter[str] = Counter()
         self.drop: Drop = drop_nothing
         self.cost: Cost = a_millisecond
+        self.link: float | None = None
         self._free_bytes = free_bytes
         self._random = random.Random(seed)
         self._hosts = Hosts()
@@ -230,6 +232,9 @@ class SimulatedDevice:
         """Run everything. Orders no host: use events for that."""
         while self.step():
             pass
+
+    def link_rate(self) -> float | None:
+        return self.link
 
     def capturing(self) -> bool:
         return False
