@@ -12,12 +12,14 @@ from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
 from ._candidates import kernels_available, make_movers
+from ._counters import Counters
 from ._ids import Permute
+from ._overflow import Overflow
 from ._run import Parts, Settings, Streams
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
-from ._stats import Counters
+from ._timeline import Timeline
 from ._warm import warm
 
 PERMUTE_BLOCKS = 32
@@ -53,6 +55,7 @@ def make_parts(
     settings: Settings,
     device: Device,
     counters: Counters,
+    overflow: Overflow | None,
     *,
     mover: str,
     staging_bytes: int | None,
@@ -77,7 +80,9 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads, writable=settings.writable)
     streams, pool = make_streams(device), PinnedPool(device)
-    parts = Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+    timeline = Timeline(device, counters, device.link_rate())
+    permute, pid = make_permute(device), os.getpid()
+    parts = Parts(source, settings, device, streams, arenas, pool, movers, permute, counters, timeline, overflow, pid)
     warm(parts)
     return parts
 

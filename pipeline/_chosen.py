@@ -66,6 +66,8 @@ class _Side:
         while self._timed and self._timed[0].ended.query():
             timed = self._timed.popleft()
             self.judge.measured(timed.way, timed.nbytes, timed.begun.elapsed_time(timed.ended) / 1000)
+            self._device.recycle(timed.begun)
+            self._device.recycle(timed.ended)
 
 
 @final
@@ -116,6 +118,10 @@ class Chosen:
     @property
     def wants_host_rows(self) -> bool:
         return self._movers[self._reading.judge.turn].wants_host_rows
+
+    @property
+    def lands_on_host(self) -> bool:
+        return self._writer().lands_on_host
 
     def holds(self, *, host_rows: bool) -> torch.dtype:
         return self._movers[self._reader(host_rows)].holds(host_rows=host_rows)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Event
 
+from ._passage import Passage
 from ._sampling import Positions
 from ._staging import Carved
 from ._window import Layout
@@ -115,6 +116,7 @@ class Window:
         marked: columns (table, column) that ``write_back`` touched since the last drain list.
         written_back: the batches (by place in the window) whose rows of a column (table, column) were written back.
         group: the small batches that were gathered together last (``_serving.Group``).
+        passage: what was noted on its way here, for the account of time.
     """
 
     number: int
@@ -128,6 +130,7 @@ class Window:
     marked: set[tuple[int, int]] = field(default_factory=set)
     written_back: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     group: Any = None
+    passage: Passage = field(default_factory=Passage)
 
     def changed_whole(self, table: int, column: int) -> bool:
         """Whether every batch that has rows of the table was written back in this column: each row is as it shall be."""

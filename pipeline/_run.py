@@ -11,15 +11,17 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device, Event
 
+from ._counters import Counters
 from ._engine import Host, Predicate
 from ._flight import Request, Window
 from ._ids import Permute
 from ._movers import Mover
+from ._overflow import Overflow
 from ._requests import Requests
 from ._slots import Slots
 from ._source import Source
 from ._staging import Arenas, PinnedPool
-from ._stats import Counters
+from ._timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Parts:
     permute: Permute | None
     """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
+    timeline: Timeline
+    overflow: Overflow | None
+    """Counts values that a cast made inf, if asked to."""
     pid: int
     """The process that owns the threads and the device."""
 
@@ -141,4 +146,5 @@ class Run:
     def queue(self, job: DrainJob) -> None:
         """Append a drain. Under the lock."""
         self.slots.queue_drain(job.window.number)
+        job.window.passage.drained = True
         self.jobs.append(job)

@@ -35,6 +35,7 @@ class Moving(TypedDict, total=False):
     staging_bytes: int | None
     threads: int | None
     mover: MoverName
+    count_inf: bool
 
 
 @final

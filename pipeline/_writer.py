@@ -58,11 +58,13 @@ def _drain(run: Run, job: DrainJob) -> Task:
         listed = DrainList(table.carved.columns[column_number], marks, table.layout.rows, older.rows, older.places, runs)
         store = run.parts.source.tables[table_number].columns[column_number].store
         try:
-            moved, landed = yield from mover.drain(stream, listed)
+            with run.parts.timeline.draining(stream, marks, store.row_nbytes, by_host=mover.lands_on_host):
+                moved, landed = yield from mover.drain(stream, listed)
         except Exception as error:
             error.add_note(f"while writing rows to {store.name}")
             raise
-        run.parts.counters.drained(moved, store.row_nbytes)
+        if moved is not None:
+            run.parts.timeline.moved(moved, store.row_nbytes)
         if landed is not None:
             with run.host.lock:
                 window.landed.append(landed)

@@ -14,9 +14,12 @@ import torch
 from rowferry.stores._device_contract import Device
 
 from . import _assembly, _candidates, _claims
+from ._account import Account
+from ._counters import Counters
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
+from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
@@ -24,7 +27,7 @@ from ._sampling import make_source as make_batches
 from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
-from ._stats import Counters, Stats
+from ._stats import Stats
 
 logger = logging.getLogger("rowferry")
 
@@ -57,6 +60,7 @@ class Pipeline:
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
         mover: "auto" measures those that are possible on the first windows; "local", "copy" or "zero-copy" is taken as it is.
+        count_inf: count finite values that a cast makes infinite (``stats().values_made_inf``). It reads cast values again.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together. PermissionError: writable over a read-only store.
@@ -85,6 +89,7 @@ class Pipeline:
         writable: bool = False,
         fetch: bool = True,
         mover: _candidates.MoverName = "auto",
+        count_inf: bool = False,
     ) -> None:
         self._closed = False
         self._pid = os.getpid()
@@ -104,8 +109,8 @@ class Pipeline:
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)
-        self._counters = Counters()
-        self._ways = _candidates.LOCAL
+        self._counters = Counters(self._device.now)
+        self._overflow = Overflow(self._device, self._counters) if count_inf else None
         local = all(_candidates.mover_name(mover, store, self._device) == "local" for store in self._source.stores)
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
@@ -116,11 +121,13 @@ class Pipeline:
                 self._settings,
                 self._device,
                 self._counters,
+                self._overflow,
                 mover=mover,
                 staging_bytes=staging_bytes,
                 batch_size=batch_size,
                 threads=self._threads,
             )
+        self._account = Account(self._device, self._counters, self._source, self._parts, self._overflow)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
@@ -156,6 +163,7 @@ class Pipeline:
                 self._source,
                 requests,
                 self._counters,
+                self._overflow,
                 writable=self._settings.writable,
                 fetch=self._settings.fetch,
             )
@@ -166,9 +174,11 @@ class Pipeline:
             self._source,
             self._device,
             self._counters,
+            self._overflow,
             on_batch=self._served,
             on_write=self._progress.wrote,
             on_end=self._progress.end,
+            on_over=self._account.epoch_begins(epoch),
         )
         self._live = weakref.ref(live)
         return live
@@ -223,17 +233,8 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
-        parts = self._parts
-        held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
-        if parts is not None:
-            self._ways = _candidates.ways(self._source, parts.movers)
-        return self._counters.snapshot(
-            mover=self._ways.names,
-            mover_why=self._ways.why,
-            device=str(self._device.torch),
-            bytes_staging=0 if parts is None else parts.arenas.nbytes,
-            bytes_pinned=held,
-        )
+        live = self._live() if self._live is not None else None
+        return self._account.stats(live.server if live is not None else None)
 
     # ---- writing and ending ---------------------------------------------------------------------------------
 
@@ -264,7 +265,7 @@ class Pipeline:
         try:
             self._end_live(timeout)
         finally:
-            self.stats()  # which remembers how rows crossed
+            self._account.close()
             self._parts = None
             if self._claim is not None:
                 self._claim.release()
