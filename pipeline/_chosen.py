@@ -129,6 +129,8 @@ class Chosen:
     def fetch(self, stream: Any, out: Tensor, wanted: FetchList) -> Task:
         way = self._reader(wanted.host is not None)
         begun = self._reading.begin(stream)
+        if not self._reading.judge.settled and self._movers[way].wants_host_rows:
+            yield begun  # else the host works while the slot is still in use, and less than its work would be measured
         yield from self._movers[way].fetch(stream, out, wanted)
         self._reading.end(stream, way, len(out) * self._row_nbytes, begun)
 

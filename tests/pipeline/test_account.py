@@ -47,7 +47,13 @@ class Loop:
             store(source, self.device) if store else source,
             batch_sampler=batches(self.device) if batches else disjoint(),
             device=self.device,  # type: ignore[arg-type]  # a simulated device is taken as it is
-            **{"lookahead": 4, "depth": 2, "staging_bytes": 1 << 20, **keywords},
+            **{
+                "lookahead": 4,
+                "depth": 2,
+                "staging_bytes": 1 << 20,
+                "mover": "copy" if store else "zero-copy",
+                **keywords,
+            },
         )
         if keywords.get("lookahead") != 0:
             self.pipe._new_host = lambda: TimedHost(self.device, lanes)
@@ -71,7 +77,7 @@ class Loop:
 
 
 def disjoint() -> list[np.ndarray[Any, Any]]:
-    return list(np.arange(ROWS).reshape(-1, BATCH))
+    return list(np.random.default_rng(0).permutation(ROWS).reshape(-1, BATCH))  # ranges would cross as plain copies
 
 
 def test_a_run_that_the_link_limits_says_what_share_of_it_is_reached() -> None:
