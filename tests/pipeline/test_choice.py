@@ -44,7 +44,7 @@ class Machine:
         """By default over random batches, some of whose rows repeat, in windows of two batches."""
         rng = np.random.default_rng(0)
         settings = {
-            "batch_sampler": [rng.integers(0, ROWS, BATCH) for _ in range(120)],
+            "batch_sampler": [rng.integers(0, ROWS, BATCH) for _ in range(70)],
             "lookahead": 2,
             "depth": 2,
             "staging_bytes": 1 << 20,
@@ -114,7 +114,7 @@ def test_rows_are_exact_and_each_is_read_once_while_ways_are_tried() -> None:
     with machine.pipeline(machine.store(memory)) as pipe:
         found = read_all(pipe)
         stats = pipe.stats()
-    assert len(found) == 120
+    assert len(found) == 70
     for index, rows in found:
         assert torch.equal(rows, memory[index])
     assert machine.moved["gathered"]
@@ -157,7 +157,7 @@ def test_writing_is_chosen_by_itself(kernel: float, host: float, taken: str) -> 
 
 def machine_batches() -> list[Any]:
     rng = np.random.default_rng(0)
-    return [rng.integers(0, ROWS, BATCH) for _ in range(120)]
+    return [rng.integers(0, ROWS, BATCH) for _ in range(70)]
 
 
 def test_each_column_has_a_choice_of_its_own() -> None:
