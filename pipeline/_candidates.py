@@ -98,6 +98,12 @@ def mover_name(wanted: str, store: Store, device: Device) -> str:
     return "zero-copy" if can_zero_copy(store, device) else "copy"
 
 
+def is_all_local(wanted: str, source: Source, device: Device) -> bool:
+    """Whether nothing of ``source`` has to cross. Raises as ``mover_name`` does."""
+    names = {mover_name(wanted, store, device) for store in source.stores}
+    return names == {"local"}
+
+
 def make_movers(wanted: str, source: Source, device: Device, threads: int, *, writable: bool) -> list[list[Mover]]:
     """A mover for each column of each table.
 

@@ -111,22 +111,14 @@ class Pipeline:
         self._device: Device = _assembly.resolve_device_object(device)
         self._counters = Counters(self._device.now)
         self._overflow = Overflow(self._device, self._counters) if count_inf else None
-        local = all(_candidates.mover_name(mover, store, self._device) == "local" for store in self._source.stores)
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
         self._parts: Parts | None = None
-        if not local:
+        if not _candidates.is_all_local(mover, self._source, self._device):
             self._parts = _assembly.make_parts(
-                self._source,
-                self._settings,
-                self._device,
-                self._counters,
-                self._overflow,
-                mover=mover,
-                staging_bytes=staging_bytes,
-                batch_size=batch_size,
-                threads=self._threads,
-            )
+                self._source, self._settings, self._device, self._counters, self._overflow,
+                mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
+            )  # fmt: skip
         self._account = Account(self._device, self._counters, self._source, self._parts, self._overflow)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)

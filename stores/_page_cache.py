@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from ._npy import NpyHeader
-from ._pinning import available_memory, lock_read_only, release
+from ._pinning import available_memory, can_lock, lock_read_only, release
 from ._views import tensor_over
 
 MOSTLY = 0.9  # share of a file in memory from which on locking it costs little: the rest is read from the disk
@@ -58,7 +58,7 @@ class PageCache:
             read_before: the caller has read the file once, so what memory can keep of it is in memory, whatever the
                 kernel tells (it tells only those who may write the file).
         """
-        if not torch.cuda.is_available():
+        if not can_lock():
             return "torch sees no CUDA device"
         if self._key() in _locked:
             return ""
@@ -95,7 +95,7 @@ class PageCache:
         Raises:
             MemoryError: the driver refused; the message says why. RuntimeError: there is no CUDA device.
         """
-        if not torch.cuda.is_available():
+        if not can_lock():
             raise RuntimeError(f"{self.name} can't be page-locked: torch sees no CUDA device")
         with _locking:
             array = _locked.get(self._key())

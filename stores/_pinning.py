@@ -70,6 +70,11 @@ def pinned_bytes(nbytes: int) -> torch.Tensor:
         return torch.from_numpy(array)
 
 
+def can_lock() -> bool:
+    """Whether there is CUDA to lock pages for. Initialises nothing."""
+    return torch.cuda.is_available()
+
+
 def lock_read_only(pointer: int, nbytes: int) -> Registration:
     """Lock the pages at ``pointer``, the start of a mapping of a file that cannot be written, for GPUs to read.
 
