@@ -37,9 +37,12 @@ class Fixed:
 
 @final
 class Changing:
-    """Another way every few windows, as a seed decides. ``turns`` are those taken, ``seconds`` what was measured."""
+    """Another way every few windows, as a seed decides, settled or not.
 
-    settled = False
+    Attributes:
+        turns: the ways that were taken.
+        seconds: what was measured.
+    """
 
     def __init__(self, ways: int, seed: int) -> None:
         self._ways = ways
@@ -47,7 +50,7 @@ class Changing:
         self._left = 0
         self.turns: list[int] = []
         self.seconds: list[float] = []
-        self.turn = 0
+        self.turn, self.settled = 0, False
         self.why = "a test says so"
         self._draw()
 
@@ -64,6 +67,7 @@ class Changing:
 
     def _draw(self) -> None:
         self.turn = self._random.randrange(self._ways)
+        self.settled = self._random.random() < 0.5
         self._left = self._random.randrange(1, 4)
 
 

@@ -25,12 +25,15 @@ SEEDS = 150
 
 
 def rows_that_come_back(seed: int) -> tuple[Program, Setting]:
-    """Windows of one batch of a row or two, half of them written: a row comes back when the windows between were clean."""
+    """Rows come back after all slots were used by others, of which none or few were written: the host that reads them waits
+    for a drain that a kernel made long ago, and that only kernels were ordered after."""
     rng = random.Random(seed)
-    batches = tuple(tuple(rng.sample(range(5), rng.choice((1, 1, 2)))) for _ in range(rng.randrange(6, 14)))
-    written = frozenset(number for number in range(len(batches)) if rng.random() < 0.5)
-    program = Program(5, batches, written, frozenset(number for number in written if rng.random() < 0.2))
-    return program, Setting(lookahead=rng.choice((1, 1, 2)), depth=rng.choice((2, 2, 3)), mover="changing", slot_rows=16)
+    depth = rng.choice((2, 2, 3))
+    cycle, count = depth + 1, rng.randrange(8, 16)
+    batches = tuple((number % cycle, number % cycle + 5) for number in range(count))
+    written = frozenset(number for number in range(count) if number % cycle == 0 or rng.random() < 0.1)
+    program = Program(12, batches, written, frozenset(number for number in written if rng.random() < 0.2))
+    return program, Setting(lookahead=1, depth=depth, mover="changing", slot_rows=16)
 
 
 def rows_in_runs(seed: int) -> tuple[Program, Setting]:

@@ -156,7 +156,7 @@ def test_a_slower_choice_says_why_it_was_preferred() -> None:
 
 
 def test_two_trials_side_by_side_meet_all_pairs() -> None:
-    reading, writing = trial(), Trial(["way 0", "way 1"], in_turn=False, settled=[].append)
+    reading, writing = trial(), Trial(["way 0", "way 1"], in_turn=False, settled=list[str]().append)
     pairs = list(zip(run(reading, [MIB] * 10, steady(1, 1), 5), run(writing, [MIB] * 10, steady(1, 1), 5), strict=True))
     assert set(pairs) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
