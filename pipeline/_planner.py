@@ -16,6 +16,7 @@ from torch import Tensor
 from ._flight import Request, TableWindow, Window
 from ._ids import bring_ids, id_dtype
 from ._run import Run
+from ._runs import runs_of
 from ._staging import typed
 from ._window import Layout, Older, Sorted
 
@@ -65,7 +66,7 @@ def plan_window(run: Run, number: int, growth: Growth) -> Generator[Any, None, W
     parts = []
     for table in tables:
         parts.append((yield from table.arrange(fitting)))
-    planned = run.parts.device.record(run.parts.streams.plan)
+    planned = run.parts.device.record(run.parts.streams.plan, timing=True)
     growth.learn(fitting, arenas.needed([part.distinct for part in parts]), max(part.distinct for part in parts))
     if any(table.host_rows is not None for table in tables):
         yield planned
@@ -78,7 +79,7 @@ def _take(run: Run, wanted: int) -> list[Request]:
     """Up to ``wanted`` requests. An error of the sampler waits behind the batches before it."""
     missing = wanted - len(run.backlog)
     if missing > 0 and not run.taken_all and run.pending_error is None:
-        with run.parts.counters.phase("sampler"):
+        with run.parts.timeline.phase("sampler"):
             requests, ended, error = run.requests.take(run.parts.streams.plan, missing)
         with run.host.lock:
             run.backlog.extend(requests)
@@ -196,6 +197,8 @@ class _Counting:
                 writes=layout.tensors(),
             )
             part = TableWindow(ends, pair_ends, self._ids[:total], distinct, sizes[0], sources, layout)
+            if not sources:
+                part.runs = runs_of((request.asked[self._position] for request in self._requests[:batches]), distinct)
             self._start_host_rows(part, layout)
         return part
 

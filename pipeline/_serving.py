@@ -20,6 +20,7 @@ from rowferry.stores._device_contract import Device
 from . import _marks
 from ._containers import map_leaves
 from ._flight import Request, TableWindow, Window
+from ._overflow import Overflow, made_inf
 from ._run import Run
 from ._source import Column, Table
 
@@ -104,7 +105,7 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
         index.append(_parts(_integers(device, part.ids[start:stop]), shapes))
         found = []
         for source, column in zip(_columns(part), table.columns, strict=True):
-            rows = _pick(device, source, places, stop - start, column.dtype, exact=True)
+            rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.overflow)
             found.append(_parts(rows, shapes))
         columns.append(list(map(list, zip(*found, strict=True))))
     return Group(first, stream, list(map(list, zip(*index, strict=True))), list(map(list, zip(*columns, strict=True))))
@@ -147,10 +148,11 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         assert part.layout.batch_places is not None
         assert part.carved is not None
         places, rows = part.layout.batch_places[start:stop], rows.detach()
-        _put(device, part.carved.columns[column], places, rows)
+        _put(device, part.carved.columns[column], places, rows, run.parts.overflow)
         _marks.mark(device, part.carved.marks[column], places)
         device.keep(rows, stream)
         window.marked.add((table, column))
+        window.written_back.setdefault((table, column), set()).add(batch)
 
 
 def empty_rows(device: Device, count: int, row_shape: Sequence[int], dtype: torch.dtype, *, exact: bool) -> Tensor:
@@ -179,14 +181,18 @@ def _serve_distinct(run: Run, taken: Taken, part: TableWindow, shape: tuple[int,
     taken.columns.append([_pick(device, source, fetched, last - first, source.dtype, exact=False) for source in _columns(part)])
 
 
-def _put(device: Device, target: Tensor, places: Tensor, rows: Tensor) -> None:
+def _put(device: Device, target: Tensor, places: Tensor, rows: Tensor, overflow: Overflow | None) -> None:
     """``target[places] = rows``, rounded to ``target``'s dtype."""
-    device.launch(
-        "write",
-        lambda: as_ints(target).index_copy_(0, places, as_ints(cast(rows, target.dtype))),
-        reads=[rows, places, target],
-        writes=[target],
-    )
+    total = overflow.total() if overflow is not None and rows.dtype != target.dtype else None
+
+    def put() -> None:
+        rounded = cast(rows, target.dtype)
+        as_ints(target).index_copy_(0, places, as_ints(rounded))
+        if total is not None:
+            total.add_(made_inf(rows, rounded))
+
+    counts = [] if total is None else [total]
+    device.launch("write", put, reads=[rows, places, target, *counts], writes=[target, *counts])
 
 
 def _columns(part: TableWindow) -> tuple[Tensor, ...]:
@@ -194,10 +200,20 @@ def _columns(part: TableWindow) -> tuple[Tensor, ...]:
     return part.carved.columns
 
 
-def _pick(device: Device, source: Tensor, places: Tensor | None, count: int, dtype: torch.dtype, *, exact: bool) -> Tensor:
+def _pick(
+    device: Device,
+    source: Tensor,
+    places: Tensor | None,
+    count: int,
+    dtype: torch.dtype,
+    *,
+    exact: bool,
+    overflow: Overflow | None = None,
+) -> Tensor:
     """``source[places]`` cast to ``dtype``, in a fresh tensor; uninitialised without ``places``."""
     out = empty_rows(device, count, source.shape[1:], dtype, exact=exact)
     if count and places is not None:
+        total = overflow.total() if overflow is not None and dtype != source.dtype else None
         if dtype == source.dtype:
 
             def pick() -> None:
@@ -205,9 +221,13 @@ def _pick(device: Device, source: Tensor, places: Tensor | None, count: int, dty
         else:
 
             def pick() -> None:
-                out.copy_(cast(as_ints(source).index_select(0, places).view(source.dtype), dtype))
+                chosen = as_ints(source).index_select(0, places).view(source.dtype)
+                out.copy_(cast(chosen, dtype))
+                if total is not None:
+                    total.add_(made_inf(chosen, out))
 
-        device.launch("serve", pick, reads=[source, places], writes=[out])
+        counts = [] if total is None else [total]
+        device.launch("serve", pick, reads=[source, places, *counts], writes=[out, *counts])
     return out
 
 

@@ -69,16 +69,21 @@ class Arenas:
         """Whether one slot holds ``rows`` distinct rows of each table."""
         return self.needed(rows) <= self.slot_bytes
 
-    def carve(self, number: int, rows: Sequence[int]) -> list[Carved]:
-        """The parts of window ``number``'s slot, one a table, uninitialised. Views, no copy."""
+    def carve(self, number: int, rows: Sequence[int], dtypes: Sequence[Sequence[torch.dtype]]) -> list[Carved]:
+        """The parts of window ``number``'s slot, one a table, uninitialised. Views, no copy.
+
+        Args:
+            rows: distinct rows of each table.
+            dtypes: of each table's columns: the store's, or a narrower one that rows are cast to before they cross.
+        """
         arena = self._arenas[number % self.depth]
         offset = 0
         parts = []
-        for table, count in zip(self._source.tables, rows, strict=True):
+        for table, count, held in zip(self._source.tables, rows, dtypes, strict=True):
             columns, marks = [], []
-            for column in table.columns:
-                size = count * column.store.row_nbytes
-                columns.append(arena[offset : offset + size].view(column.store.dtype).view(count, *column.store.row_shape))
+            for column, dtype in zip(table.columns, held, strict=True):
+                size = count * column.store.row_nbytes // column.store.dtype.itemsize * dtype.itemsize
+                columns.append(arena[offset : offset + size].view(dtype).view(count, *column.store.row_shape))
                 offset += _aligned(size)
             for _ in table.columns if self._writable else ():
                 marks.append(arena[offset : offset + count])

@@ -57,4 +57,5 @@ def _plan(parts: Parts, dtype: torch.dtype) -> None:
     if writable:
         marks.index_fill_(0, layout.places, 1)
         marks.sub_(marks.clone())
+        torch.sum(marks, 0, keepdim=True, dtype=torch.int64, out=numbers[5][:1])
         torch.cumsum(marks[layout.places], 0, out=numbers[5])
