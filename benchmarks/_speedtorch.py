@@ -1,40 +1,43 @@
-"""What the two programs about SpeedTorch share: their arguments and their record."""
+"""What the two programs about SpeedTorch share: their options and their record."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
+import gc
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from _common import RESULTS, machine, synchronize
+from _common import Options, options_of, save, synchronize
+
+from rowferry.stores._devices import default_device
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
-    """``--out``, ``--runs``, ``--json``, ``--threads``, ``--device``."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
-    parser.add_argument("--runs", type=int, default=5, help="runs a figure; medians are reported")
+class SpeedTorchOptions(Options):
+    """What the command line said."""
+
+    json: bool
+    threads: int
+
+
+def finish(name: str, description: str, measure: Callable[[SpeedTorchOptions], list[dict[str, Any]]], **more: Any) -> None:
+    """Read the options, run ``measure`` with the threads asked for, write ``name.json``, print it where that is asked for."""
+    parser = options_of(description)
     parser.add_argument("--json", action="store_true", help="print the record as JSON, and everything else to stderr")
     parser.add_argument("--threads", type=int, default=2, help="host threads of torch and of the pipeline")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
-    return parser
-
-
-def finish(name: str, options: argparse.Namespace, measure: Callable[[], dict[str, Any]]) -> None:
-    """Run ``measure`` with the threads asked for, write ``name.json``, and print the record where that is asked for."""
+    options = parser.parse_args(namespace=SpeedTorchOptions())
+    options.device = options.device or default_device()
+    before = torch.get_num_threads()
     torch.set_num_threads(options.threads)
-    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        record = {"benchmark": name, "command": " ".join(["python", *sys.argv]), "machine": machine(), **measure()}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+            save(name, options, measure(options), threads=options.threads, seed=0, **more)
+    finally:
+        torch.set_num_threads(before)
     if options.json:
-        print(json.dumps(record))
+        print((options.out / f"{name}.json").read_text(), end="")
 
 
 def milliseconds(call: Callable[[], Any], calls: int, runs: int) -> list[float]:
@@ -50,3 +53,10 @@ def milliseconds(call: Callable[[], Any], calls: int, runs: int) -> list[float]:
         synchronize()
         found.append(1e3 * (time.perf_counter() - start) / calls)
     return found
+
+
+def collect() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

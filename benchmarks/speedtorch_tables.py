@@ -7,8 +7,6 @@ the device. Beside it in the same run: CuPy's fancy indexing over the same pinne
 
 from __future__ import annotations
 
-import argparse
-import gc
 import os
 import statistics
 import time
@@ -18,13 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 from _common import report, synchronize
-from _speedtorch import arguments, finish, milliseconds
+from _speedtorch import SpeedTorchOptions, collect, finish, milliseconds
 from torch import Tensor, nn
 
 import rowferry as rf
 import rowferry.speedtorch as SpeedTorch
 
 WIDTH = 128
+BATCH = 131_072
+SIZES = (1_000_000, 10_000_000)  # and that of --rows-gib
 Calls = tuple[Callable[[], Any], Callable[[], Any]]
 
 STORES: dict[str, Callable[[nn.Embedding, int], Any]] = {
@@ -59,7 +59,7 @@ def check(switcher: Any, variable: nn.Embedding, index: Tensor) -> None:
         raise AssertionError("wrong rows")
 
 
-def on_the_device(rows: int, index: Tensor, device: str) -> dict[str, Calls]:
+def on_the_device(rows: int, index: Tensor, device: torch.device) -> dict[str, Calls]:
     """torch's indexing of a table in the memory of the GPU."""
     here = index.to(device)
     values = torch.ones(index.numel(), WIDTH, device=device)
@@ -73,7 +73,7 @@ def on_the_device(rows: int, index: Tensor, device: str) -> dict[str, Calls]:
     }
 
 
-def in_pinned_memory(rows: int, index: Tensor, device: str) -> dict[str, Calls]:
+def in_pinned_memory(rows: int, index: Tensor, device: torch.device) -> dict[str, Calls]:
     """torch's and CuPy's indexing of pinned memory: what ``CPUPytorch*`` and ``CPUPinn`` did."""
     values = torch.ones(index.numel(), WIDTH, device=device)
     pinned = rf.PinnedStore.zeros((rows, WIDTH), torch.float32)
@@ -81,7 +81,7 @@ def in_pinned_memory(rows: int, index: Tensor, device: str) -> dict[str, Calls]:
     ways: dict[str, Calls] = {
         "torch pinned, a[index].to(cuda)": (lambda: host[index].to(device), lambda: host.__setitem__(index, values.cpu()))
     }
-    if device == "cuda":
+    if device.type == "cuda":
         import cupy
 
         array, given, numbers = pinned.cupy(), cupy.from_dlpack(values), index.numpy()
@@ -89,14 +89,14 @@ def in_pinned_memory(rows: int, index: Tensor, device: str) -> dict[str, Calls]:
     return ways
 
 
-def link(count: int, device: str) -> Calls:
-    host = torch.empty(count, WIDTH, pin_memory=device == "cuda")
+def link(count: int, device: torch.device) -> Calls:
+    host = torch.empty(count, WIDTH, pin_memory=device.type == "cuda")
     there = torch.empty(count, WIDTH, device=device)
     return lambda: there.copy_(host, non_blocking=True), lambda: host.copy_(there, non_blocking=True)
 
 
-def timed(options: argparse.Namespace, work: str, calls: Calls, *, slow: bool = False, **facts: Any) -> dict[str, Any]:
-    times = max(options.calls // 20, 1) if slow else options.calls
+def timed(options: SpeedTorchOptions, work: str, calls: Calls, *, slow: bool = False, **facts: Any) -> dict[str, Any]:
+    times = options.batches(5 if slow else 100)
     to, back = (milliseconds(call, times, options.runs) for call in calls)
     return report(
         {
@@ -110,12 +110,12 @@ def timed(options: argparse.Namespace, work: str, calls: Calls, *, slow: bool = 
     )
 
 
-def table(options: argparse.Namespace, rows: int) -> list[dict[str, Any]]:
+def table(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:
     """All cells of one size."""
-    results = [timed(options, "the link alone", link(options.batch, options.device), rows=rows)]
+    results = [timed(options, "the link alone", link(options.ids(BATCH), options.device), rows=rows)]
     variable = nn.Embedding(1, WIDTH).to(options.device)
     for repeats in (True, False):
-        index = index_of(rows, options.batch, repeats=repeats)
+        index = index_of(rows, options.ids(BATCH), repeats=repeats)
         facts: dict[str, Any] = {"rows": rows, "repeats": repeats}
         for name, make in STORES.items():
             switcher = make(variable, rows)
@@ -134,12 +134,12 @@ def table(options: argparse.Namespace, rows: int) -> list[dict[str, Any]]:
     return results
 
 
-def optimizer_state(options: argparse.Namespace, rows: int) -> list[dict[str, Any]]:
+def optimizer_state(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:
     """Adagrad's sums to and from the optimizer, from pinned memory and from the GPU's."""
     results = []
     model = nn.ModuleDict({"e": nn.Embedding(1, WIDTH)}).to(options.device)
     optimizer = torch.optim.Adagrad(model.parameters())
-    index = index_of(rows, options.batch, repeats=True).numpy()
+    index = index_of(rows, options.ids(BATCH), repeats=True).numpy()
     for pinned in (True, False):
         state = SpeedTorch.OptimizerFactory(optimizer, rows, WIDTH, model, "e", CPUPinn=pinned)
         state.optInit()
@@ -150,14 +150,14 @@ def optimizer_state(options: argparse.Namespace, rows: int) -> list[dict[str, An
     return results
 
 
-def prefetched(options: argparse.Namespace, rows: int) -> list[dict[str, Any]]:
+def prefetched(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:
     """A step of a loop under ``prefetch``: rows read, and rows read and written. The first third warms up."""
     variable = nn.Embedding(1, WIDTH).to(options.device)
     switcher = SpeedTorch.ModelFactory(variable, rows, WIDTH, CPUPinn=True)
     switcher.zerosInit()
     rng = np.random.default_rng(0)
-    ring = [rng.integers(0, rows, options.batch) for _ in range(16)]
-    steps = max(3 * options.calls, 6)
+    ring = [rng.integers(0, rows, options.ids(BATCH)) for _ in range(16)]
+    steps = options.batches(300)
     results = []
     for writes in (False, True):
         found = []
@@ -178,7 +178,7 @@ def prefetched(options: argparse.Namespace, rows: int) -> list[dict[str, Any]]:
     return results
 
 
-def memory(rows: int, device: str) -> list[dict[str, Any]]:
+def memory(rows: int, device: torch.device) -> list[dict[str, Any]]:
     """What each kind of table adds: memory that the process has resident, and memory of the GPU."""
     results = []
     variable = nn.Embedding(1, WIDTH).to(device)
@@ -213,37 +213,22 @@ def memory(rows: int, device: str) -> list[dict[str, Any]]:
     return results
 
 
-def held(device: str) -> tuple[int, int]:
+def held(device: torch.device) -> tuple[int, int]:
     with open("/proc/self/statm", encoding="ascii") as numbers:
         resident = int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if device != "cuda":
+    if device.type != "cuda":
         return resident, 0
     free, total = torch.cuda.mem_get_info()
     return resident, total - free
 
 
-def collect() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000, 10_000_000, 33_554_432], help="sizes of the table")
-    parser.add_argument("--memory-rows", type=int, default=10_000_000, help="size for the memory table")
-    parser.add_argument("--batch", type=int, default=131_072, help="rows a call")
-    parser.add_argument("--calls", type=int, default=100, help="calls a mean")
-    options = parser.parse_args()
-
-    def measure() -> dict[str, Any]:
-        results = memory(options.memory_rows, options.device)
-        for rows in options.rows:
-            results += [*table(options, rows), *optimizer_state(options, rows), *prefetched(options, rows)]
-        return {"batch": options.batch, "calls": options.calls, "threads": options.threads, "seed": 0, "results": results}
-
-    finish("speedtorch_tables", options, measure)
+def measure(options: SpeedTorchOptions) -> list[dict[str, Any]]:
+    largest = options.rows(WIDTH * 4)
+    results = memory(min(largest, SIZES[-1]), options.device)
+    for rows in sorted({*(size for size in SIZES if size < largest), largest}):
+        results += [*table(options, rows), *optimizer_state(options, rows), *prefetched(options, rows)]
+    return results
 
 
 if __name__ == "__main__":
-    main()
+    finish("speedtorch_tables", __doc__ or "", measure)

@@ -7,8 +7,6 @@ and the most bytes of the device that were in use.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from _common import report, synchronize
-from _speedtorch import arguments, finish
+from _speedtorch import SpeedTorchOptions, collect, finish
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 from torch.optim import Optimizer
@@ -49,10 +47,15 @@ class Work:
         )
 
 
+LIMIT = 11_170_000_000  # bytes of the device that torch may use
+THEIRS = (Work("Adagrad", 2_829_853, 496, 128, 4, 128), Work("SGD", 14_886_544, 188, 512, 4, 132))
+SMALL = (Work("Adagrad", 300, 4, 2, 4, 128), Work("SGD", 400, 3, 2, 4, 132))
+
+
 class Net(nn.Module):
     """Two embeddings of ``rows`` and a loss of negative sampling."""
 
-    def __init__(self, rows: int, width: int, device: str) -> None:
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
         super().__init__()
         self.u = nn.Embedding(rows, width, sparse=True, device=device)
         self.v = nn.Embedding(rows, width, sparse=True, device=device)
@@ -67,7 +70,7 @@ def trains_on_the_device(work: Work, width: int) -> bool:
     """Whether two steps with everything on the device fit in its memory."""
     collect()
     try:
-        model = Net(work.rows, width, "cuda")
+        model = Net(work.rows, width, torch.device("cuda"))
         optimizer = work.make_optimizer(model)
         rng = np.random.default_rng(0)
         for _ in range(2):
@@ -110,20 +113,21 @@ def switchers(work: Work, model: Net, optimizer: Optimizer) -> list[tuple[Any, .
     return groups
 
 
-def train(work: Work, options: argparse.Namespace) -> dict[str, Any]:
+def train(work: Work, options: SpeedTorchOptions) -> dict[str, Any]:
     """Steps of their loop, the first third to warm up."""
+    steps = options.batches(300)
     collect()
-    if options.device == "cuda":
+    if options.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     model = Net(1, work.width, options.device)
     optimizer = work.make_optimizer(model)
     groups = switchers(work, model, optimizer)
     rng = np.random.default_rng(1)
-    batches = [work.drawn(rng) for _ in range(options.steps)]
+    batches = [work.drawn(rng) for _ in range(steps)]
     slots = [torch.from_numpy(groups[0][0].variableTransformer(work.batch, 1)).to(options.device)]
     pair = groups[1][0].variableTransformer(work.batch, work.positive, work.negative)
     slots += [torch.from_numpy(each).to(options.device) for each in pair]
-    start, first, loss = 0.0, options.steps // 3, torch.zeros(())
+    start, first, loss = 0.0, steps // 3, torch.zeros(())
     for number, (u, v) in enumerate(SpeedTorch.prefetch(groups, batches, threads=options.threads)):
         if number == first:
             synchronize()
@@ -143,53 +147,34 @@ def train(work: Work, options: argparse.Namespace) -> dict[str, Any]:
     if not bool(torch.isfinite(loss)):
         raise AssertionError(f"the loss is {loss.item()}")
     peak = {"allocated": 0, "reserved": 0}
-    if options.device == "cuda":
+    if options.device.type == "cuda":
         peak = {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
     return {
         "width": work.width,
-        "ms_a_step": 1e3 * took / (options.steps - first),
+        "ms_a_step": 1e3 * took / (steps - first),
         "device_peak_bytes": peak,
         "pinned_bytes": sum(store.nbytes for group in groups for switcher in group for store in switcher._stores.values()),
         "loss": loss.item(),
     }
 
 
-def collect() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def measure(options: SpeedTorchOptions) -> list[dict[str, Any]]:
+    works = SMALL if options.smoke else THEIRS
+    if options.device.type != "cuda":
+        return [report(named(work) | train(work, options)) for work in works]
+    torch.cuda.set_per_process_memory_fraction(LIMIT / torch.cuda.get_device_properties(options.device).total_memory)
+    try:
+        return [
+            report(named(work) | {"widest_on_the_device": widest_on_the_device(work, LIMIT)} | train(work, options))
+            for work in works
+        ]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    limit = int(options.limit_gb * 1e9)
-    if options.device == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0))
-    results = []
-    for work in (
-        Work("Adagrad", options.adagrad_rows, options.adagrad_width, options.adagrad_batch, 4, 128),
-        Work("SGD", options.sgd_rows, options.sgd_width, options.sgd_batch, 4, 132),
-    ):
-        found: dict[str, Any] = {"work": work.name, "rows": work.rows, "tables": 2}
-        if options.device == "cuda":
-            found["widest_on_the_device"] = widest_on_the_device(work, limit)
-        results.append(report(found | train(work, options)))
-    return {"limit_bytes": limit, "steps": options.steps, "seed": 0, "results": results}
-
-
-def main() -> None:
-    parser = arguments(__doc__ or "")
-    parser.add_argument("--limit-gb", type=float, default=11.17, help="memory of the device that torch may use, in 1e9 bytes")
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--adagrad-rows", type=int, default=2_829_853)
-    parser.add_argument("--adagrad-width", type=int, default=496)
-    parser.add_argument("--adagrad-batch", type=int, default=128)
-    parser.add_argument("--sgd-rows", type=int, default=14_886_544)
-    parser.add_argument("--sgd-width", type=int, default=188)
-    parser.add_argument("--sgd-batch", type=int, default=512)
-    options = parser.parse_args()
-    finish("widest_embedding", options, lambda: measure(options))
+def named(work: Work) -> dict[str, Any]:
+    return {"work": work.name, "rows": work.rows, "tables": 2}
 
 
 if __name__ == "__main__":
-    main()
+    finish("widest_embedding", __doc__ or "", measure, limit_bytes=LIMIT)

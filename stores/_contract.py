@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from ._casts import cast, castable
 from ._in_flight import UsedByKernels
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
+
+if TYPE_CHECKING:  # the contract imports no backend
+    from ._page_cache import PageCache
 
 PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
 
@@ -46,6 +49,7 @@ class Store(UsedByKernels, ABC):
             in another byte order, chunks, a URL). Writing to it writes the store.
         pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
         owns_memory: the memory was made by the store, so that ``scatter`` may leave it to a kernel and return.
+        page_cache: the file that ``memory`` maps read-only, where a GPU may read its pages once they are locked; else None.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
         identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
@@ -59,6 +63,7 @@ class Store(UsedByKernels, ABC):
     memory: torch.Tensor | None = None
     pinned: bool = False
     owns_memory: bool = False
+    page_cache: PageCache | None = None
     chunk_rows: int = 1
 
     # ---- what a concrete store implements -------------------------------------------------------------------
@@ -236,7 +241,7 @@ class Store(UsedByKernels, ABC):
         self._require_writable()
         if other.shape != self.shape:
             raise ValueError(f"cannot copy {other.name} {other.shape} into {self.name} {self.shape}: the shapes must be equal")
-        self._require_castable(other.dtype)
+        castable(other.dtype, self.dtype, self.name)
         self._settle()
         for start, stop in self.spans():
             piece = other.gather(range(start, stop))
@@ -271,15 +276,8 @@ class Store(UsedByKernels, ABC):
     @final
     def _own(self, values: torch.Tensor) -> torch.Tensor:
         """``values`` in the store's dtype, rounded once, on its device. TypeError where that would lose more."""
-        self._require_castable(values.dtype)
+        castable(values.dtype, self.dtype, self.name)
         return cast(values, self.dtype).to(self.device)
-
-    @final
-    def _require_castable(self, dtype: torch.dtype) -> None:
-        try:
-            castable(dtype, self.dtype)
-        except TypeError as error:
-            raise TypeError(f"values do not fit {self.name}: {error}") from None
 
     @final
     def _require_open(self) -> None:

@@ -63,7 +63,7 @@ def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> T
 
         if available(target.torch):
             return _over_the_bus(store, store.memory, rows, target, RowKernels(target.torch))
-    store._settle()
+    store._settle(reading=True)
     host = rows.cpu().numpy() if isinstance(rows, Tensor) else rows
     if not target.is_cuda or store.device.type != "cpu":  # to the CPU, or from another GPU
         out = torch.empty((len(host), *store.row_shape), dtype=store.dtype, device=store.device)

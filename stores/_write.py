@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ._bytes import as_ints
-from ._casts import cast
+from ._casts import cast, castable
 from ._contract import Store
 from ._devices import device_for
 from ._read import BLOCKS
@@ -32,7 +32,7 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
     target = device_for(store.device if store.device.type == "cuda" else values.device)
     rows, shape = checked(store, index, target)
     store._require_fit(values, shape)
-    store._require_castable(values.dtype)
+    castable(values.dtype, store.dtype, store.name)
     if not rows.shape[0]:
         return True
     stream = target.current()
