@@ -106,7 +106,7 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        reads, writes = self._movers[self._reading.judge.turn].name, self._writer().name
+        reads, writes = (self._movers[_shown(side)].name for side in (self._reading, self._writing))
         return reads if self._writing is None or reads == writes else f"{reads} in, {writes} out"
 
     @property
@@ -127,6 +127,9 @@ class Chosen:
         return self._movers[self._reader(host_rows)].holds(host_rows=host_rows)
 
     def fetch(self, stream: Any, out: Tensor, wanted: FetchList) -> Task:
+        if len(self._movers) == 1:
+            yield from self._movers[0].fetch(stream, out, wanted)
+            return
         way = self._reader(wanted.host is not None)
         begun = self._reading.begin(stream)
         if not self._reading.judge.settled and self._movers[way].wants_host_rows:
@@ -177,3 +180,8 @@ class Chosen:
         if not all(judge.settled for judge in judges):
             return []
         return [mover for number, mover in enumerate(self._movers) if all(number != judge.turn for judge in judges)]
+
+
+def _shown(side: _Side | None) -> int:
+    """The way that a side goes, as users are told: while ways are tried the preferred one."""
+    return side.judge.turn if side is not None and side.judge.settled else 0
