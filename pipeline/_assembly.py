@@ -16,7 +16,7 @@ from ._copy import Copy
 from ._counters import Counters
 from ._ids import Permute
 from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
-from ._overflow import Overflow
+from ._ranges import ranges_wanted
 from ._run import Parts, Settings, Streams
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
@@ -107,7 +107,6 @@ def make_parts(
     settings: Settings,
     device: Device,
     counters: Counters,
-    overflow: Overflow | None,
     *,
     mover: str,
     staging_bytes: int | None,
@@ -132,9 +131,9 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads)
     streams, pool = make_streams(device), PinnedPool(device)
-    timeline = Timeline(device, counters, device.link_rate())
+    timeline = Timeline(device, counters, device.link_rate(), ranges_wanted())
     permute, pid = make_permute(device), os.getpid()
-    parts = Parts(source, settings, device, streams, arenas, pool, movers, permute, counters, timeline, overflow, pid)
+    parts = Parts(source, settings, device, streams, arenas, pool, movers, permute, counters, timeline, pid)
     warm(parts)
     return parts
 

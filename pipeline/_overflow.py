@@ -13,19 +13,21 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device
 
-from ._counters import Counters
 from ._tally import Tally
 
 
 @final
 class Overflow:
-    """One running count on the device, of one pipeline. The consumer's thread, in the order of its streams."""
+    """One running count on the device, of one pipeline. The consumer's thread, in the order of its streams.
 
-    def __init__(self, device: Device, counters: Counters) -> None:
+    Attributes:
+        counted: as far as it has come to the host.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.counted = 0
         self._device = device
-        self._counters = counters
         self._tally = Tally(device)
-        counters.values_made_inf = 0
         self._total: Tensor | None = None
 
     def total(self) -> Tensor:
@@ -43,15 +45,18 @@ class Overflow:
         )
 
     def send(self, stream: Any) -> None:
-        """The count so far goes to the counters, when ``stream``, the current one, has come here."""
+        """The count so far goes to the host, when ``stream``, the current one, has come here."""
         if self._total is not None:
             self._device.keep(self._total, stream)
-            self._tally.send(stream, self._total, self._counters.made_inf)
+            self._tally.send(stream, self._total, self._arrived)
             self.read()
 
     def read(self) -> None:
-        """The newest count that has come here goes to the counters."""
+        """See what has arrived."""
         self._tally.read()
+
+    def _arrived(self, count: int) -> None:
+        self.counted = count
 
     @property
     def nbytes(self) -> int:

@@ -41,10 +41,12 @@ class Passage:
         claimed: when its slot was free as far as the host could tell.
         after_drain: its slot held changed rows, which had to reach the store first.
         started: after that, on the fetch stream. ``ready``: the end of the fetch.
-        by: what a wait for the fetch is called; ``nbytes``: what it read from stores.
+        gathered: when the host had done its part of the fetch; ``host_rows``: it may have been asked to gather.
+        by_host: what a wait for that is called; ``nbytes``: what was read from stores.
         met, left: the consumer's stream, when it came to the window and when it could go on.
         written: nothing more is served from it (consumer's stream).
         drained: rows of it were handed to the writer.
+        blocked: the consumer's thread, until the window was under way.
     """
 
     number: int = 0
@@ -52,7 +54,9 @@ class Passage:
     sampled: float = 0.0
     claimed: float = 0.0
     after_drain: bool = False
-    by: Cause = "link"
+    gathered: float = 0.0
+    host_rows: bool = False
+    by_host: Cause = "host gather"
     nbytes: int = 0
     planned: Event | None = None
     started: Event | None = None
@@ -61,12 +65,13 @@ class Passage:
     left: Event | None = None
     written: Event | None = None
     drained: bool = False
+    blocked: Span | None = None
 
-    def fetched(self, nbytes: int, *, by_host: bool, store: Store) -> None:
-        """Rows of one column were read. What host threads must do takes longest, a file or chunks longer than memory."""
+    def fetched(self, nbytes: int, store: Store) -> None:
+        """Rows of one column were read. A file or chunks keep host threads busy longer than memory does."""
         self.nbytes += nbytes
-        if by_host and self.by != "store":
-            self.by = "store" if store.memory is None else "host gather"
+        if store.memory is None:
+            self.by_host = "store"
 
 
 @dataclass(frozen=True)

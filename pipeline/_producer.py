@@ -85,7 +85,8 @@ def _fill(run: Run, window: Window) -> Task:
     if not settings.writable:
         with device.use(stream):
             carry(run, window)
-    ready = window.passage.ready = device.record(stream, timing=True)
+    ready = device.record(stream, timing=True)
+    run.parts.timeline.end_fetch(window.passage, ready, host_rows=any(table.fetch_rows is not None for table in window.tables))
     with run.host.lock:
         window.ready = ready  # with the slot's point: the consumer goes by this
         run.slots.fill(window.number)
@@ -107,7 +108,7 @@ def _fetch(run: Run, window: Window, position: int, table: TableWindow) -> Task:
             error.add_note(f"while fetching {table.fetched} rows of {column.label} ({column.store.name})")
             raise
         run.parts.counters.fetched(table.fetched, column.store.row_nbytes)
-        window.passage.fetched(table.fetched * column.store.row_nbytes, by_host=mover.wants_host_rows, store=column.store)
+        window.passage.fetched(table.fetched * column.store.row_nbytes, column.store)
 
 
 def carry(run: Run, window: Window) -> None:

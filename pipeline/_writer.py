@@ -60,13 +60,15 @@ def _drain(run: Run, job: DrainJob) -> Task:
         )
         store = run.parts.source.tables[table_number].columns[column_number].store
         try:
-            with run.parts.timeline.draining(stream, marks, store.row_nbytes, by_host=mover.lands_on_host):
+            with run.parts.timeline.draining(stream):
                 moved, landed = yield from mover.drain(stream, listed)
         except Exception as error:
             error.add_note(f"while writing rows to {store.name}")
             raise
         if moved is not None:
             run.parts.timeline.moved(moved, store.row_nbytes)
+        else:
+            landed = run.parts.timeline.count_moved(stream, marks, store.row_nbytes)  # after them in the stream's order
         if landed is not None:
             with run.host.lock:
                 window.landed.append(landed)
