@@ -49,6 +49,7 @@ class Timeline:
         self._ranges = ranges
         self._recorder: Recorder | None = None
         self._blocked: Span | None = None
+        self._window = 0  # that the consumer is in
         self._current = Passage()  # the window that the producer works on
         self.tally = Tally(device)
         self._passages: deque[Passage] = deque()  # met by the consumer, not read yet
@@ -136,6 +137,7 @@ class Timeline:
         """The window is there, in the order of ``stream``: a mark after the wait. Reads what has passed by now."""
         passage.met, passage.left, passage.blocked = met, self._clock.mark(stream), self._blocked
         self._passages.append(passage)
+        self._window = passage.number
         self.settle()
 
     def step(self) -> AbstractContextManager[None]:
@@ -148,7 +150,7 @@ class Timeline:
         with self.range("next"):
             yield
         if self._recorder is not None:
-            self._recorder.step(self._counters.batches - 1, Span(start, self._clock.now()))
+            self._recorder.step(self._counters.batches - 1, Span(start, self._clock.now()), window=self._window)
 
     def record(self, path: str | os.PathLike[str], steps: int) -> None:
         """Draw the next ``steps`` batches; see ``_trace``.
@@ -201,7 +203,7 @@ class Timeline:
         counters.exposed_seconds += timed.exposed
         if self._recorder is not None:
             self._recorder.window(passage, timed, self._clock.at)
-            if self._recorder.is_over(timed.wait.stop):
+            if self._recorder.is_over:
                 self._end_recording()
 
     def _times(self, passage: Passage) -> Timed:

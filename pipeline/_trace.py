@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,8 +43,8 @@ _COLOURS: Final[dict[Cause, str]] = {
 class Recorder:
     """Spans of the next ``steps`` batches, on their way to ``path``. Any thread adds.
 
-    What is on the device is known when it has passed. So recording ends with the last step, and the file is written when
-    what had begun by then is known, or the epoch ends.
+    A device may be far behind the thread that gives it work. So recording goes on until the consumer's stream has come to
+    the window after that of the last step, or the epoch ends.
     """
 
     def __init__(self, path: str | os.PathLike[str], steps: int, device: str, now: float) -> None:
@@ -52,24 +53,24 @@ class Recorder:
         self._steps = steps
         self._since = now
         self._until: float | None = None
+        self._last_window: int | None = None  # of the last step
         self._last: tuple[Passage, Timed] | None = None  # the newest window
         self._events: list[tuple[Track, str, Span, dict[str, Any]]] = []
 
     def add(self, track: Track, name: str, span: Span, **told: Any) -> None:
         """Something took ``span``. ``told`` is shown beside it."""
-        if span.stop > self._since and (self._until is None or span.start < self._until):
-            self._events.append((track, name, Span(max(span.start, self._since), span.stop), told))
+        self._events.append((track, name, span, told))
 
     def wait(self, track: Track, cause: Cause, span: Span) -> None:
         """A wait, named and coloured by its cause."""
         self.add(track, f"wait: {cause}", span, cause=cause)
 
-    def step(self, number: int, span: Span) -> None:
-        """``next()`` gave out batch ``number``."""
-        self.add("consumer thread", f"batch {number}", span)
-        self._steps -= 1
-        if self._steps == 0:
-            self._until = span.stop
+    def step(self, number: int, span: Span, *, window: int) -> None:
+        """``next()`` gave out batch ``number``, of ``window``."""
+        if self._last_window is None:
+            self.add("consumer thread", f"batch {number}", span)
+            self._steps -= 1
+            self._last_window = window if self._steps == 0 else None
 
     def window(self, passage: Passage, timed: Timed, at: Callable[[Event], float]) -> None:
         """A window's way, which has passed. ``at``: when an event that has passed did so."""
@@ -83,6 +84,8 @@ class Recorder:
                 self.wait("consumer thread", cause, span)
         self._use(at)
         self._last = passage, timed
+        if self._last_window is not None and timed.number > self._last_window:
+            self._until = timed.wait.start
 
     def _use(self, at: Callable[[Event], float]) -> None:
         """The window before: served, and used by the training, from when it was there until it was written."""
@@ -91,9 +94,10 @@ class Recorder:
             if passage.written is not None and passage.written.query():
                 self.add("consumer stream", f"window {timed.number}", Span(timed.wait.stop, at(passage.written)))
 
-    def is_over(self, reached: float) -> bool:
-        """Whether all steps are done, and everything before the second ``reached`` is known."""
-        return self._until is not None and reached > self._until
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is known that the steps started."""
+        return self._until is not None
 
     def finish(self, at: Callable[[Event], float]) -> None:
         """Write the file. That it can't be written is logged: a training does not end for want of its picture."""
@@ -105,19 +109,22 @@ class Recorder:
 
     def _write(self) -> None:
         """The file takes its place whole."""
-        events = [*_names(self._device), *(self._event(*event) for event in list(self._events))]
+        until = self._until if self._until is not None else math.inf
+        shown = [event for event in list(self._events) if event[2].stop >= self._since and event[2].start <= until]
+        events = [*_names(self._device), *(self._event(*event) for event in shown)]
         folder, text = self._path.parent, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
         handle, half = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=folder)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(half, self._path)
-        logger.info("wrote a trace of %d spans to %s", len(self._events), self._path)
+        logger.info("wrote a trace of %d spans to %s", len(shown), self._path)
 
     def _event(self, track: Track, name: str, span: Span, told: dict[str, Any]) -> dict[str, Any]:
         process, thread = _place(track)
         cause = told.get("cause")
         event = {"name": name, "cat": "wait" if cause in CAUSES else "work", "ph": "X", "pid": process, "tid": thread}
         colour = {"cname": _COLOURS[cause]} if cause in CAUSES else {}
+        span = Span(max(span.start, self._since), span.stop)
         start, length = (span.start - self._since) * 1e6, span.seconds * 1e6
         return {**event, "ts": round(start, 3), "dur": round(length, 3), **colour, "args": told}
 
