@@ -69,7 +69,8 @@ class Counters:
         self.bytes_carried += rows * row_nbytes
 
     def drained(self, rows: int, row_nbytes: int) -> None:
-        """Rows of one column went to their store."""
+        """Rows of one column, a list of them, went to their store."""
+        self.drains += 1
         self.rows_drained += rows
         self.bytes_drained += rows * row_nbytes
 

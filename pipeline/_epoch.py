@@ -48,7 +48,7 @@ class Epoch(Iterator[Any]):
         self._pid = os.getpid()
         self._over = False
         self._superseded = False
-        self._finalizer = weakref.finalize(self, _abandon, server, counters)
+        self._finalizer = weakref.finalize(self, _abandon, server, counters, on_over)
         counters.epoch_begins()
 
     def __iter__(self) -> Epoch:
@@ -213,12 +213,13 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def _abandon(server: Server, counters: Counters) -> None:
+def _abandon(server: Server, counters: Counters, on_over: Callable[[], None]) -> None:
     """The iterator was dropped: reading stops, what was written is drained where that is possible."""
-    counters.epoch_ends()
     if isinstance(server, Windowed) and server.run.parts.pid != os.getpid():
         return  # a forked child must not touch its parent's device
     try:
         server.finish(drain=True, timeout=ABANDON_SECONDS)
     except Exception:
         logger.exception("changed rows were lost when the iterator was dropped")
+    counters.epoch_ends()
+    on_over()

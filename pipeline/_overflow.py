@@ -29,12 +29,18 @@ class Overflow:
         self._device = device
         self._tally = Tally(device)
         self._total: Tensor | None = None
+        self._stream: Any = None  # where it was last used
 
     def total(self) -> Tensor:
-        """The count, int64 ``(1,)``, for a launch that adds to it (reads and writes it)."""
+        """The count, int64 ``(1,)``, for a launch that adds to it (reads and writes it) on the current stream."""
+        device, current = self._device, self._device.current()
         if self._total is None:
-            self._total = total = self._device.empty((1,), torch.int64)
-            self._device.launch("zero", lambda: total.zero_(), writes=[total])
+            self._total = total = device.empty((1,), torch.int64)
+            device.launch("zero", lambda: total.zero_(), writes=[total])
+        elif current != self._stream:
+            device.wait(current, device.record(self._stream))
+            device.keep(self._total, current)  # a batch may be looked up after the pipeline is gone
+        self._stream = current
         return self._total
 
     def add(self, source: Tensor, result: Tensor) -> None:
@@ -47,8 +53,7 @@ class Overflow:
     def send(self, stream: Any) -> None:
         """The count so far goes to the host, when ``stream``, the current one, has come here."""
         if self._total is not None:
-            self._device.keep(self._total, stream)
-            self._tally.send(stream, self._total, self._arrived)
+            self._tally.send(stream, self.total(), self._arrived)
             self.read()
 
     def read(self) -> None:

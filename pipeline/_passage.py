@@ -98,12 +98,14 @@ class Timed:
         """Bytes a second of its fetch; 0 when nothing was read or it took no time."""
         return self.nbytes / self.fetch.seconds if self.fetch.seconds else 0.0
 
-    def waits(self) -> list[tuple[Cause, Span]]:
-        """The wait by cause, in order of time. Empty when the window was ready before the consumer came.
+    @property
+    def waited(self) -> bool:
+        """Whether the consumer came before the window was ready."""
+        return self.wait.start < self.fetch.stop
 
-        The first window of an epoch is one wait, its cold start.
-        """
-        if self.wait.start >= self.fetch.stop:
+    def waits(self) -> list[tuple[Cause, Span]]:
+        """The wait by cause, in order of time. The first window of an epoch is one wait, its cold start."""
+        if not self.waited:
             return []
         if not self.number:
             return [("cold start", self.wait)]
@@ -111,7 +113,7 @@ class Timed:
 
     @property
     def exposed(self) -> float:
-        """Seconds of the wait in which the fetch ran, or in which it waited for a drain: transfer that nothing hid."""
+        """Seconds of a wait in which the fetch ran, or in which it waited for a drain: transfer that nothing hid."""
         drains = (span.seconds for cause, span in split(self.wait, self.steps) if cause == "drain")
         return self.wait.overlap(self.fetch) + sum(drains)
 

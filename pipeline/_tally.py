@@ -59,6 +59,8 @@ class Tally:
 
     def read(self) -> None:
         """Hand out what has arrived."""
+        if not self._sent:
+            return
         with self.lock:
             arrived = []
             for entry in list(self._sent):

@@ -63,9 +63,13 @@ class Timeline:
         self._current = Passage(number, begun=self._clock.now())
         return self._current
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """The producer does ``name``: sampler, plan, slot or fetch."""
+        told = name == "sampler" or self._recorder is not None or self._ranges is not None
+        return self._phase(name) if told else _NOTHING
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
         start = self._clock.now()
         try:
             with self.range(name):
@@ -197,10 +201,11 @@ class Timeline:
         timed = self._times(passage)
         self.timed.append(timed)
         counters = self._counters
-        for cause, span in timed.waits():
-            counters.waited(cause, span.seconds)
         counters.fetch_seconds += timed.fetch.seconds
-        counters.exposed_seconds += timed.exposed
+        if timed.waited:
+            for cause, span in timed.waits():
+                counters.waited(cause, span.seconds)
+            counters.exposed_seconds += timed.exposed
         if self._recorder is not None:
             self._recorder.window(passage, timed, self._clock.at)
             if self._recorder.is_over:
@@ -244,7 +249,6 @@ class Timeline:
     def _read_drain(self, start: Event, end: Event, host: Span) -> None:
         span = Span(self._clock.at(start), max(self._clock.at(end), host.stop))
         self._clock.free(start, end)
-        self._counters.drains += 1
         self._counters.drain_seconds += span.seconds
         if self._recorder is not None:
             self._recorder.add("writer stream", "drain", span)

@@ -67,12 +67,11 @@ def _drain(run: Run, job: DrainJob) -> Task:
             raise
         if moved is not None:
             run.parts.timeline.moved(moved, store.row_nbytes)
-        else:
-            landed = run.parts.timeline.count_moved(stream, marks, store.row_nbytes)  # after them in the stream's order
         if landed is not None:
+            counted = run.parts.timeline.count_moved(stream, marks, store.row_nbytes) if moved is None else landed
             with run.host.lock:
                 window.landed.append(landed)
-                run.last_landing = landed
+                run.last_landing = counted  # the later of the two in the stream's order
 
 
 def _list_what_is_left(run: Run, window: Window) -> dict[tuple[int, int], Tensor]:

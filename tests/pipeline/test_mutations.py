@@ -215,7 +215,44 @@ def built_in_order(seed: int, device: SimulatedDevice) -> None:
         raise [*device.races, *host.escaped][0]
 
 
-SCHEDULES = (any_program, items_and_rows_on_the_device, built_in_order, lost_rows_are_counted, replanned_windows)
+def looked_up_late(seed: int, device: SimulatedDevice) -> None:
+    """A batch is looked up on two streams, on one of them also when its pipeline is closed, and then both are dropped."""
+    pipe = Pipeline(
+        ArrayStore(torch.full((8, 2), 1e6)),
+        batch_sampler=[[0, 1]],
+        dtype=torch.float16,
+        device=device,  # type: ignore[arg-type]
+        lookahead=1,
+        writable=True,
+        staging_bytes=1 << 14,
+        count_inf=True,
+    )
+    host = SimulatedHost(device, seed + 1)
+    pipe._new_host = lambda: host
+    batch = next(iter(pipe))
+    device.drain()
+    batch.lookup()
+    with device.use(device.stream("another")):
+        batch.lookup()
+        pipe.close()
+        batch.lookup()
+    del batch, pipe
+    for _ in range(4):
+        late = device.empty((1,), torch.int64)
+        device.launch("reuse", functools.partial(Tensor.zero_, late), writes=[late])
+    device.drain()
+    if device.races:
+        raise device.races[0]
+
+
+SCHEDULES = (
+    any_program,
+    items_and_rows_on_the_device,
+    built_in_order,
+    looked_up_late,
+    lost_rows_are_counted,
+    replanned_windows,
+)
 
 
 # ---- the search -------------------------------------------------------------------------------------------------
