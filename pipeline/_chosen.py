@@ -119,10 +119,6 @@ class Chosen:
     def wants_host_rows(self) -> bool:
         return self._movers[self._reading.judge.turn].wants_host_rows
 
-    @property
-    def lands_on_host(self) -> bool:
-        return self._writer().lands_on_host
-
     def holds(self, *, host_rows: bool) -> torch.dtype:
         return self._movers[self._reader(host_rows)].holds(host_rows=host_rows)
 
@@ -170,9 +166,6 @@ class Chosen:
         if host_rows or not self._movers[turn].wants_host_rows:
             return turn
         return next((number for number, mover in enumerate(self._movers) if not mover.wants_host_rows), turn)
-
-    def _writer(self) -> Mover:
-        return self._movers[self._writing.judge.turn if self._writing is not None else 0]
 
     def _idle(self) -> list[Mover]:
         """Movers that are not needed as long as no rate falls."""

@@ -108,7 +108,7 @@ def _group(run: Run, stream: Any, window: Window, batch: int) -> Group:
         group.index.append(_integers(device, part.ids[start:stop]))
         group.columns.append(
             [
-                _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.overflow)
+                _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.counters.overflow)
                 for source, column in zip(_columns(part), table.columns, strict=True)
             ]
         )
@@ -144,7 +144,7 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         assert part.layout.batch_places is not None
         assert part.carved is not None
         places, rows = part.layout.batch_places[start:stop], rows.detach()
-        _put(device, part.carved.columns[column], places, rows, run.parts.overflow)
+        _put(device, part.carved.columns[column], places, rows, run.parts.counters.overflow)
         _marks.mark(device, part.carved.marks[column], places)
         device.keep(rows, stream)
         window.marked.add((table, column))

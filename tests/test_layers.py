@@ -24,6 +24,8 @@ ONLY_IN = {
     "typer": ("src/rowferry/cli.py", "src/rowferry/_commands/*.py"),
     "rich": ("src/rowferry/_commands/*.py",),
     "sklearn": ("src/rowferry/_commands/_digits.py",),
+    "matplotlib": ("src/rowferry/_commands/_picture.py",),
+    "nvtx": ("pipeline/_ranges.py",),
     "torch.cuda": ("stores/_devices.py", "stores/_pinning.py", "stores/_kernels.py"),
     # Threads that live on are started and joined in one file; a pool is used where a `with` ends it.
     "threading.Thread": ("pipeline/_engine.py",),

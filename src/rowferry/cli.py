@@ -11,12 +11,14 @@ from ._commands.demo import demo
 from ._commands.doctor import doctor
 from ._commands.inspect import inspect
 from ._commands.stream import stream
+from ._commands.trace import trace
 
 app = typer.Typer(add_completion=False, help="Ferry rows between large stores and the GPU while it trains.")
 app.command()(inspect)
 app.command()(stream)
 app.command()(doctor)
 app.command()(demo)
+app.command()(trace)
 
 
 @app.callback(invoke_without_command=True)
