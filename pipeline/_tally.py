@@ -34,8 +34,11 @@ class Tally:
         """Pinned bytes held."""
         return BLOCK_BYTES * len(self._blocks)
 
-    def send(self, stream: Any, number: Tensor, then: Callable[[int], None]) -> None:
-        """The ``read`` that finds ``number`` calls ``then`` with it. int64 ``(1,)``, ready on ``stream``, which is current."""
+    def send(self, stream: Any, number: Tensor, then: Callable[[int], None]) -> Event:
+        """The ``read`` that finds ``number`` calls ``then`` with it. Returns the event after which it does.
+
+        ``number`` is int64 ``(1,)``, ready on ``stream``, which is current.
+        """
         with self.lock:
             if not self._free:
                 self._extend()
@@ -44,17 +47,20 @@ class Tally:
         event = self._device.record(stream)
         with self.lock:
             self._sent.append((event, word, then))
+        return event
 
-    def send_count(self, stream: Any, marks: Tensor, then: Callable[[int], None]) -> None:
+    def send_count(self, stream: Any, marks: Tensor, then: Callable[[int], None]) -> Event:
         """The same with the number of ``marks`` (uint8, 0 or 1) that are set."""
         total = self._device.empty((1,), torch.int64)
         self._device.launch(
             "tally", lambda: torch.sum(marks, 0, keepdim=True, dtype=torch.int64, out=total), reads=[marks], writes=[total]
         )
-        self.send(stream, total, then)
+        return self.send(stream, total, then)
 
     def read(self) -> None:
         """Hand out what has arrived."""
+        if not self._sent:
+            return
         with self.lock:
             arrived = []
             for entry in list(self._sent):
