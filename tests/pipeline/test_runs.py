@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_runs_are_just_the_rows_asked_for_or_not_known(batches: list[list[int]])
         assert runs is not None
     if runs is not None:
         assert [row for start, stop in runs for row in range(start, stop)] == distinct
-        assert all(stop < start for (_, stop), (start, _) in zip(runs, runs[1:], strict=False))
+        assert all(stop < start for (_, stop), (start, _) in itertools.pairwise(runs))
 
 
 def test_runs_are_few_when_they_are_long_on_average() -> None:
