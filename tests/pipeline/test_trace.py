@@ -48,10 +48,10 @@ def timed_pipeline(batches: int, **keywords: Any) -> tuple[Pipeline, SimulatedDe
     seconds = {"train": TRAIN, "fetch": FETCH}
     device.cost = lambda stream, name, nbytes: seconds.get(name, 0.0)
     pipe = Pipeline(
-        ArrayStore(torch.arange(64, dtype=torch.float32).view(32, 2)),
-        batch_sampler=[[number] for number in range(batches)],
+        ArrayStore(torch.arange(256, dtype=torch.float32).view(128, 2)),
+        batch_sampler=[[number, number + 64] for number in range(batches)],  # no range, which would cross as a plain copy
         device=device,  # type: ignore[arg-type]  # a simulated device is taken as it is
-        **{"lookahead": 1, "staging_bytes": 1 << 14, **keywords},
+        **{"lookahead": 1, "mover": "zero-copy", "staging_bytes": 1 << 14, **keywords},
     )
     pipe._new_host = lambda: TimedHost(device)
     return pipe, device
