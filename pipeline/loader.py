@@ -103,9 +103,10 @@ class Pipeline:
             raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
-        self._device: Device = _assembly.resolve_device_object(device)
+        # Not `_device`: fastai's DataLoaders takes that name of its loaders for their torch.device.
+        self._place: Device = _assembly.resolve_device_object(device)
         self._counters = Counters()
-        self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
+        self._movers = [_assembly.mover_name(mover, store, self._place) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
         self._parts: Parts | None = None
@@ -113,7 +114,7 @@ class Pipeline:
             self._parts = _assembly.make_parts(
                 self._source,
                 self._settings,
-                self._device,
+                self._place,
                 self._counters,
                 mover=mover,
                 staging_bytes=staging_bytes,
@@ -126,12 +127,15 @@ class Pipeline:
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
-        return Inline() if self._settings.inline else Threads(self._device, self._threads)
+        return Inline() if self._settings.inline else Threads(self._place, self._threads)
 
     # ---- iterating ------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Epoch:
-        """Begin the next epoch; a live one ends first, after its writes have landed."""
+        """Begin the next epoch; a live one ends first, after its writes have landed.
+
+        An epoch that gave out no batch is not over: it begins again.
+        """
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
@@ -142,16 +146,16 @@ class Pipeline:
         items = self._batches.epoch(epoch, skip, state)
         self._progress.begin()
         if self._parts is not None:  # prefetch starts after what the caller's stream had queued
-            here = self._device.record(self._device.current())
+            here = self._place.record(self._place.current())
             for stream in self._parts.streams.all():
-                self._device.wait(stream, here)
+                self._place.wait(stream, here)
         items = self._first_here(items)
         pool = self._parts.pool if self._parts is not None else None
-        requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=self._negative)
+        requests = Requests(items, self._index, self._source, self._place, pool, first=skip, negative=self._negative)
         server: Windowed | LocalConsumer
         if self._parts is None:
             server = LocalConsumer(
-                self._device,
+                self._place,
                 self._source,
                 requests,
                 self._counters,
@@ -163,7 +167,7 @@ class Pipeline:
         live = Epoch(
             server,
             self._source,
-            self._device,
+            self._place,
             self._counters,
             on_batch=self._served,
             on_write=self._progress.wrote,
@@ -178,12 +182,17 @@ class Pipeline:
             return items
         if self._parts is None:
             return first_here(items)
-        with self._device.use(self._parts.streams.plan):
+        with self._place.use(self._parts.streams.plan):
             return first_here(items)
 
     def __len__(self) -> int:
         """Batches in an epoch. TypeError when the sampler does not tell."""
         return len(self._batches)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are; as ``torch.device``, since trainers ask their loaders."""
+        return self._place.torch
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with ``shuffle`` its order, else what ``sampler.set_epoch`` is called with."""
@@ -226,7 +235,7 @@ class Pipeline:
         held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
         return self._counters.snapshot(
             mover=", ".join(dict.fromkeys(self._movers)),
-            device=str(self._device.torch),
+            device=str(self._place.torch),
             bytes_staging=0 if parts is None else parts.arenas.nbytes,
             bytes_pinned=held,
         )
@@ -255,7 +264,7 @@ class Pipeline:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
         if self._closed:
             return
-        refuse_capture(self._device, "close()")
+        refuse_capture(self._place, "close()")
         self._closed = True
         try:
             self._end_live(timeout)
@@ -278,10 +287,10 @@ class Pipeline:
         way = "read, changed and written back" if self._settings.writable else "read"
         movers = ", ".join(dict.fromkeys(self._movers))
         state = "closed" if self._closed else f"epoch {self._progress.epoch}, batch {self._progress.batch}"
-        return f"<Pipeline: {what} {way} on {self._device.torch} by {movers}; {state}; {self.stats().verdict}>"
+        return f"<Pipeline: {what} {way} on {self._place.torch} by {movers}; {state}; {self.stats().verdict}>"
 
     def _require_usable(self) -> None:
         refuse_fork(self._pid)
         if self._closed:
             raise RuntimeError("the pipeline is closed; make a new one")
-        refuse_capture(self._device, "the pipeline")
+        refuse_capture(self._place, "the pipeline")
