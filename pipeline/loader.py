@@ -103,8 +103,7 @@ class Pipeline:
             raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
-        # Not `_device`: fastai's DataLoaders takes that name of its loaders for their torch.device.
-        self._place: Device = _assembly.resolve_device_object(device)
+        self._place: Device = _assembly.resolve_device_object(device)  # not `_device`, which fastai takes for a torch.device
         self._counters = Counters()
         self._movers = [_assembly.mover_name(mover, store, self._place) for store in self._source.stores]
         self._new_host: Callable[[], Host] = self._make_host

@@ -55,7 +55,7 @@ def synthetic(count: int, seed: int) -> Part:
     for place, label in enumerate(labels):
         shifted = np.roll(patterns[label], dice.integers(-4, 5, 2), axis=(1, 2))
         noise = dice.standard_normal((3, SIDE, SIDE), dtype=np.float32)
-        images[place] = np.clip(128 + dice.uniform(15, 35) * shifted + 50 * noise, 0, 255)
+        images[place] = np.clip(128 + dice.uniform(10, 28) * shifted + 55 * noise, 0, 255)
     return images, labels
 
 

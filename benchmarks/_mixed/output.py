@@ -39,7 +39,6 @@ def table(results: list[Result], caption: str) -> Table:
         ("x batch", lambda each: _ratio(each["times_the_batch"])),
         ("loss", lambda each: f"{each['test_loss']:.3f}"),
         ("accuracy", lambda each: f"{each['test_accuracy']:.1%}"),
-        ("data wait", lambda each: f"{each['data_waited_share']:.0%}"),
     ]
     for name, _ in columns:
         made.add_column(name, justify="left" if name in ("model", "precision") else "right", no_wrap=True)
