@@ -118,7 +118,8 @@ def test_synthetic_images_can_be_told_apart_but_not_at_a_glance() -> None:
     flat = seen.reshape(len(seen), -1).astype(np.float32)
     nearest = (flat @ means.T - (means**2).sum(1) / 2).argmax(1)  # of the class means
     assert 0.1 < (nearest == labels).mean() < 0.95
-    assert (x.dtype, x.shape) == (np.uint8, (3_000, 3, 32, 32))
+    assert x.dtype == np.uint8
+    assert x.shape == (3_000, 3, 32, 32)
 
 
 def test_cifar_100_is_read_from_its_binary_version_and_never_unpickled(tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +16,8 @@ from torch import Tensor
 
 import rowferry as rf
 from rowferry.pipeline import Pipeline
+
+ROOT = Path(__file__).parents[2]
 
 Make = Callable[..., Pipeline]
 
@@ -83,3 +90,63 @@ def test_a_place_can_be_kept_in_a_file_that_torch_loads_safely(
         left = [batch.index.tolist() for batch in running]
         pipe.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
         assert rest(pipe) == left
+
+
+STOPPED_AND_RESUMED = """
+import lightning
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import rowferry as rf
+
+rows = np.arange(320, dtype=np.float32).reshape(160, 2)
+
+
+class Stop(Exception):
+    pass
+
+
+class Recording(lightning.LightningModule):
+    def __init__(self, stop):
+        super().__init__()
+        self.layer, self.stop, self.seen = torch.nn.Linear(2, 1), stop, []
+
+    def training_step(self, batch, number):
+        if len(self.seen) == self.stop:
+            raise Stop
+        self.seen.append((self.current_epoch, batch.number, batch.index.tolist()))
+        return self.layer(batch.data / 320).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def fit(stop=None, checkpoint=None):
+    keep = ModelCheckpoint("kept", filename="at", every_n_train_steps=14, save_top_k=1, enable_version_counter=False)
+    module, pipe = Recording(stop), rf.Pipeline(rows, batch_size=16, shuffle=True, device="cpu")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", callbacks=[keep], **quiet)
+    try:
+        trainer.fit(module, pipe, ckpt_path=checkpoint)
+    except Stop:
+        pass
+    return module.seen
+
+
+with rf.Pipeline(rows, batch_size=16, shuffle=True, device="cpu") as plain:
+    wanted = [(epoch, batch.number, batch.index.tolist()) for epoch in range(3) for batch in plain]
+assert fit() == wanted
+assert len(fit(stop=17)) == 17
+resumed = fit(checkpoint="kept/at.ckpt")
+assert resumed == wanted[14:], (len(resumed), resumed[0][:2])
+"""
+
+
+def test_lightning_sees_the_order_of_a_plain_loop_and_resumes_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    if find_spec("lightning") is None:
+        pytest.skip("lightning is not installed; pip install 'rowferry[recipes]' brings it")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", STOPPED_AND_RESUMED]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
