@@ -9,6 +9,7 @@ normalization and master weights in float32 (half). The loss is float32 in all t
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from _mixed.training import Task, fits, largest, train
 from rich.console import Console
 
 MODELS = (*(f"resnet{depth}" for depth in DEPTHS), *text.CELLS)
-FIRST_BATCH = 16  # the search for the largest begins here
+FIRST_BATCH = 32  # the search for the largest begins here
 
 
 def parsed() -> argparse.Namespace:
@@ -38,11 +39,12 @@ def parsed() -> argparse.Namespace:
     add("--fp16", action="store_true", help="train in float16 only: --precisions half")
     add("--epochs", type=int, default=4)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--no-tf32", action="store_true", help="float32 convolutions and recurrent layers without TF32, which torch allows")
     add("--memory-gb", type=float, help="limit of the device's memory, GB of 1e9 bytes, for the largest batch; default: all")
     add("--no-search", action="store_true", help="do not look for the largest batch; it needs a GPU")
     add("--data", type=Path, help="folder of CIFAR-100's binary version; default: synthetic images")
-    add("--images", type=int, default=20_000, help="training images, at most")
-    add("--size", type=int, default=64, help="pixels a side that images are resized to")
+    add("--images", type=int, default=16_000, help="training images, at most")
+    add("--size", type=int, default=48, help="pixels a side that images are resized to")
     add("--image-batch", type=int, default=256)
     add("--width", type=int, default=64, help="channels of the first stage")
     add("--text", type=Path, help="file of text; default: the language reference that Python brings")
@@ -97,6 +99,7 @@ def compared(given: argparse.Namespace, these: list[Task], console: Console) -> 
 def searched(task: Task, precision: Name, device: torch.device, memory_gb: float | None) -> int:
     """The largest batch under the limit; the limit ends with the search."""
     total = torch.cuda.get_device_properties(device).total_memory
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1.0 if memory_gb is None else min(1.0, memory_gb * 1e9 / total), device)
     try:
@@ -107,6 +110,9 @@ def searched(task: Task, precision: Name, device: torch.device, memory_gb: float
 
 def main() -> int:
     given = parsed()
+    output.drawing()  # fails now where it would fail after the training
+    if given.no_tf32:
+        torch.backends.cudnn.allow_tf32 = False
     console = Console(stderr=given.json)  # with --json, stdout has the record and nothing else
     if given.device == "cpu" and not given.no_search:
         console.print("largest batch: not tried, a CPU has no memory of its own to fill")
@@ -119,7 +125,7 @@ def main() -> int:
     options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items() if key != "out"}
     record: dict[str, Any] = {
         "benchmark": "mixed_precision",
-        "command": "python benchmarks/mixed_precision.py " + " ".join(sys.argv[1:]),
+        "command": " ".join(["python benchmarks/mixed_precision.py", *sys.argv[1:]]),
         "machine": machine(),
         "data": said,
         "options": options,
@@ -128,7 +134,7 @@ def main() -> int:
     }
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "mixed_precision.json").write_text(json.dumps(record, indent=2) + "\n")
-    output.charts(results, given.out / "mixed_precision.png", "; ".join(said))
+    output.charts(results, given.out / "mixed_precision.png", "\n".join(said))
     if given.json:
         print(json.dumps(record, indent=2))
     else:

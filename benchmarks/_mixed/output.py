@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Result = dict[str, Any]
 
@@ -53,8 +56,8 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def charts(results: list[Result], path: Path, title: str) -> None:
-    """Grouped bars for each model: seconds an epoch, largest batch where it was tried, accuracy. A PNG.
+def drawing() -> type[Figure]:
+    """What draws the charts.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -63,11 +66,16 @@ def charts(results: list[Result], path: Path, title: str) -> None:
         from matplotlib.figure import Figure  # no pyplot: nothing process-wide is set
     except ImportError as error:
         raise ImportError("the charts are drawn by matplotlib; get it by: pip install 'rowferry[charts]'") from error
+    return Figure
+
+
+def charts(results: list[Result], path: Path, title: str) -> None:
+    """Grouped bars for each model: seconds an epoch, largest batch where it was tried, accuracy. A PNG."""
     panels = {"seconds_an_epoch": "seconds an epoch", "largest_batch": "largest batch that fits", "test_accuracy": "accuracy"}
     shown = {key: name for key, name in panels.items() if all(each[key] is not None for each in results)}
     models = list(dict.fromkeys(each["model"] for each in results))
     precisions = list(dict.fromkeys(each["precision"] for each in results))
-    figure = Figure(figsize=(max(6.0, 1.6 * len(models)), 2.6 * len(shown)), layout="constrained")
+    figure = drawing()(figsize=(max(6.0, 1.6 * len(models)), 2.6 * len(shown)), layout="constrained")
     figure.suptitle(title, fontsize=9)
     for place, (key, name) in enumerate(shown.items()):
         axes = figure.add_subplot(len(shown), 1, place + 1)
