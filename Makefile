@@ -48,10 +48,10 @@ test-schedules: install
 test-gpu: install
 	$(BIN)/pytest -m "gpu and not long"
 
-# fastai brings torchvision. PyPI's is built for CUDA: beside a torch for the CPU its import fails, and with it those of
-# libraries that look for it. Nothing here uses it.
+# torch stays the one that is installed. fastai brings torchvision, and PyPI's is built for CUDA: beside a torch for the CPU its
+# import fails, and with it those of libraries that look for it. Nothing here uses it.
 test-recipes: install
-	$(BIN)/pip install -e '.[recipes]'
+	$(BIN)/pip install -e '.[recipes]' "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')"
 	$(BIN)/python -c 'import torchvision' || $(BIN)/pip uninstall --yes torchvision
 	ROWFERRY_RECIPES=accelerate,fastai,lightning,torch_geometric $(BIN)/pytest -rs tests/test_docs.py tests/pipeline/test_trainers.py
 
