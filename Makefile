@@ -53,7 +53,7 @@ test-gpu: install
 test-recipes: install
 	$(BIN)/pip install -e '.[recipes]' "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')"
 	$(BIN)/python -c 'import torchvision' || $(BIN)/pip uninstall --yes torchvision
-	ROWFERRY_RECIPES=accelerate,fastai,lightning,torch_geometric $(BIN)/pytest -rs tests/test_docs.py tests/pipeline/test_trainers.py
+	ROWFERRY_RECIPES=accelerate,fastai,lightning,torch_geometric $(BIN)/pytest -rs -k 'recipe or lightning' tests/test_docs.py tests/pipeline/test_trainers.py
 
 lint: install
 	$(BIN)/ruff check
