@@ -108,30 +108,33 @@ class Pipeline:
             raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
-        self._device: Device = _assembly.resolve_device_object(device)
-        self._counters = Counters(self._device.now, Overflow(self._device) if count_inf else None)
+        self._place: Device = _assembly.resolve_device_object(device)  # not `_device`, which fastai takes for a torch.device
+        self._counters = Counters(self._place.now, Overflow(self._place) if count_inf else None)
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
         self._ways = _candidates.LOCAL
         self._parts: Parts | None = None
-        if not _candidates.is_all_local(mover, self._source, self._device):
+        if not _candidates.is_all_local(mover, self._source, self._place):
             self._parts = _assembly.make_parts(
-                self._source, self._settings, self._device, self._counters,
+                self._source, self._settings, self._place, self._counters,
                 mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
             )  # fmt: skip
-        self._account = Account(self._device, self._counters, self._parts)
+        self._account = Account(self._place, self._counters, self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
-        return Inline() if self._settings.inline else Threads(self._device, self._threads)
+        return Inline() if self._settings.inline else Threads(self._place, self._threads)
 
     # ---- iterating ------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Epoch:
-        """Begin the next epoch; a live one ends first, after its writes have landed."""
+        """Begin the next epoch; a live one ends first, after its writes have landed.
+
+        An epoch that gave out no batch is not over: it begins again.
+        """
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
@@ -145,18 +148,18 @@ class Pipeline:
         if self._parts is not None:
             self._parts.follow_caller()
         if not self._settings.inline:  # with the plan stream current as for the others
-            items = first_here(items, nullcontext() if self._parts is None else self._device.use(self._parts.streams.plan))
+            items = first_here(items, nullcontext() if self._parts is None else self._place.use(self._parts.streams.plan))
         pool = self._parts.pool if self._parts is not None else None
-        requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=self._negative)
+        requests = Requests(items, self._index, self._source, self._place, pool, first=skip, negative=self._negative)
         server: Windowed | LocalConsumer
         if self._parts is None:
-            server = LocalConsumer(self._device, self._source, requests, self._counters, self._settings)
+            server = LocalConsumer(self._place, self._source, requests, self._counters, self._settings)
         else:
             server = Windowed(self._parts, self._new_host(), requests)
         live = Epoch(
             server,
             self._source,
-            self._device,
+            self._place,
             self._counters,
             on_batch=self._served,
             on_write=self._progress.wrote,
@@ -169,6 +172,11 @@ class Pipeline:
     def __len__(self) -> int:
         """Batches in an epoch. TypeError when the sampler does not tell."""
         return len(self._batches)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are; as ``torch.device``, since trainers ask their loaders."""
+        return self._place.torch
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with ``shuffle`` its order, else what ``sampler.set_epoch`` is called with."""
@@ -252,7 +260,7 @@ class Pipeline:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
         if self._closed:
             return
-        refuse_capture(self._device, "close()")
+        refuse_capture(self._place, "close()")
         self._closed = True
         try:
             self._end_live(timeout)
@@ -279,4 +287,4 @@ class Pipeline:
         refuse_fork(self._pid)
         if self._closed:
             raise RuntimeError("the pipeline is closed; make a new one")
-        refuse_capture(self._device, "the pipeline")
+        refuse_capture(self._place, "the pipeline")

@@ -79,11 +79,11 @@ def read_all(pipe: Pipeline, *, windows: int | None = None) -> list[tuple[Tensor
     found = []
     for batch in pipe:
         index, rows = torch.empty_like(batch.index), torch.empty_like(batch.data)
-        device = pipe._device
+        device = pipe._place
         device.launch("note", functools.partial(Tensor.copy_, index, batch.index), reads=[batch.index])
         device.launch("note", functools.partial(Tensor.copy_, rows, batch.data), reads=[batch.data])
         found.append((index, rows))
         if windows is not None and pipe.stats().windows == windows:
             break
-    pipe._device.drain()  # type: ignore[attr-defined]  # a simulated device
+    pipe._place.drain()  # type: ignore[attr-defined]  # a simulated device
     return found
