@@ -83,7 +83,7 @@ def disjoint() -> list[np.ndarray[Any, Any]]:
 
 def test_a_run_that_the_link_limits_says_what_share_of_it_is_reached() -> None:
     stats = Loop(train=BATCH_SECONDS / 4).run()
-    assert stats.verdict.startswith("the link limits: 0.90 of 50.0 GB/s; windows of 3 batches hide 25% of it")
+    assert stats.verdict.startswith("the link limits: 0.90 of 50.0 GB/s; windows of 3 batches hide 25 % of it")
     assert set(stats.wait_seconds) == {"link", "cold start"}
     assert stats.fetch_gbps == pytest.approx(45.0)
     assert stats.link_share == pytest.approx(0.9)
@@ -100,8 +100,8 @@ def test_a_training_that_takes_longer_than_the_transfer_hides_all_of_it() -> Non
     stats = Loop(train=BATCH_SECONDS * 4).run()
     assert stats.hidden_share == 1.0
     assert stats.waited == pytest.approx(0.0)
-    assert stats.verdict.startswith("the training limits: it waited 0.0% of ")
-    assert stats.verdict.endswith("windows of 3 batches hide 100% of it")
+    assert stats.verdict.startswith("the training limits: it waited 0.0 % of ")
+    assert stats.verdict.endswith("windows of 3 batches hide 100 % of it")
 
 
 @pytest.mark.parametrize("lookahead", [0, 4])
