@@ -79,7 +79,8 @@ def make_parts(
                 f"a batch of {batch_size} rows takes {needed} bytes and a slot has {arenas.slot_bytes}; pass "
                 f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
             )
-    movers = make_movers(mover, source, device, threads, writable=settings.writable)
+    casts = counters.overflow is None
+    movers = make_movers(mover, source, device, threads, writable=settings.writable, casts=casts)
     streams, pool = make_streams(device), PinnedPool(device)
     timeline = Timeline(device, counters, device.link_rate(), ranges_wanted())
     plan, permute, pid = make_plan(device, settings.depth), make_permute(device), os.getpid()

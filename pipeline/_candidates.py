@@ -104,18 +104,21 @@ def is_all_local(wanted: str, source: Source, device: Device) -> bool:
     return names == {"local"}
 
 
-def make_movers(wanted: str, source: Source, device: Device, threads: int, *, writable: bool) -> list[list[Mover]]:
+def make_movers(wanted: str, source: Source, device: Device, threads: int, *, writable: bool, casts: bool) -> list[list[Mover]]:
     """A mover for each column of each table.
+
+    Args:
+        writable: movers must drain, too.
+        casts: rows may be cast before they cross; not where the device shall see what a cast does to them.
 
     Raises:
         ValueError: as ``mover_name``; a file that shall be read by zero-copy cannot be page-locked.
     """
-    return [
-        [_mover_of(wanted, column, device, threads, writable=writable) for column in table.columns] for table in source.tables
-    ]
+    may = (writable, casts and not writable)
+    return [[_mover_of(wanted, column, device, threads, *may) for column in table.columns] for table in source.tables]
 
 
-def _mover_of(wanted: str, column: Column, device: Device, threads: int, *, writable: bool) -> Mover:
+def _mover_of(wanted: str, column: Column, device: Device, threads: int, writable: bool, casts: bool) -> Mover:
     store = column.store
     name = mover_name(wanted, store, device)
     first = make_mover(name, store, device, threads)
@@ -125,7 +128,7 @@ def _mover_of(wanted: str, column: Column, device: Device, threads: int, *, writ
     if name != "copy":
         movers.append(make_mover("copy", store, device, threads))
     writes = len(movers) if writable else 0
-    if not writable and device.asynchronous and casts_on_host(store.dtype, column.dtype):
+    if casts and device.asynchronous and casts_on_host(store.dtype, column.dtype):
         movers.append(Copy(device, store, threads, cast=column.dtype))
     later = None
     if device.is_cuda and not store.pinned and store.page_cache is not None:

@@ -135,6 +135,16 @@ def test_rows_are_cast_before_they_cross_where_that_is_faster(engine: float, hos
         assert torch.equal(rows, cast(memory[index], torch.float32))
 
 
+def test_where_values_that_become_inf_are_counted_the_device_casts() -> None:
+    machine = Machine(kernel=2.0, host=1_000.0, engine=2.0)
+    with machine.pipeline(
+        machine.store(table(dtype=torch.float64) * 1e5), dtype=torch.float16, count_inf=True, mover="auto"
+    ) as pipe:
+        read_all(pipe)
+        assert "cast on the host" not in pipe.stats().mover_why
+        assert (pipe.stats().values_made_inf or 0) > 0
+
+
 def test_a_writable_pipeline_and_integers_are_not_cast_on_the_host() -> None:
     machine = Machine(kernel=2.0, host=1_000.0, engine=1_000.0)
     for source, more in (
