@@ -18,7 +18,7 @@ from rowferry.stores._casts_on_host import cast_on_host
 from rowferry.stores._device_contract import Device, Event
 from rowferry.stores._rows import split_sorted
 
-from ._engine import Host, Task
+from ._engine import Host, Task, pause
 from ._movers import DrainList, FetchList, pick_rows
 from ._runs import are_few, copy_in, copy_out
 from ._staging import typed
@@ -130,9 +130,9 @@ class Copy:
         assert self._host is not None
         together = self._threads if self._store.chunk_rows == 1 else 1
         pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
-        while some := list(itertools.islice(pieces, 4 * together)):
+        while some := list(itertools.islice(pieces, 4 * together if together > 1 else 1)):
             self._host.spread(move, some, most=together)
-            yield _at_once  # lets shutdown in, and a simulated scheduler
+            yield pause
 
     def bind(self, host: Host) -> None:
         self._host = host
@@ -185,11 +185,6 @@ def _compact(listed: DrainList, number: Tensor, total: int, places: Tensor, rows
     at = torch.where(listed.marks[listed.places] > 0, number - 1, total)  # unmarked rows go to the spare last place
     places.scatter_(0, at, listed.places)
     rows.scatter_(0, at, listed.ascending.to(torch.int64))
-
-
-def _at_once() -> bool:
-    """A yield that waits for nothing: lets shutdown in, and a simulated scheduler."""
-    return True
 
 
 @final

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from rowferry.pipeline import Pipeline
+from rowferry.pipeline._engine import Threads
 from rowferry.stores import ArrayStore
-from rowferry.stores.testing import SlowStore
+from rowferry.stores._devices import CpuDevice
+from rowferry.stores.testing import CostlyStore, SlowStore
 
 Make = Callable[..., Pipeline]
 
@@ -91,6 +93,30 @@ def test_close_does_not_wait_for_a_store_that_never_returns(
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "rowferry-producer" in caplog.text
     del batches
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_window_of_many_slow_reads_ends_after_the_reads_under_way(
+    ahead: Make, numbered: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, threads: int
+) -> None:
+    monkeypatch.setattr("rowferry.pipeline._copy.PIECE_BYTES", 12)  # a row
+    host, reads = Threads(CpuDevice(), threads), list[int]()
+
+    def hold(nbytes: int) -> None:  # until the epoch is being ended
+        reads.append(nbytes)
+        host.notify()
+        host.wait(lambda: host.stopping)
+
+    pipe = ahead(CostlyStore(ArrayStore(numbered(400)), read=hold), batch_size=200, threads=threads)
+    pipe._new_host = lambda: host
+    with caplog.at_level(logging.ERROR, "rowferry"):
+        batches = iter(pipe)
+        assert host.wait(lambda: bool(reads), timeout=5)
+        pipe.close()
+    del batches
+    assert caplog.records == []
+    assert len(reads) <= 4 * threads
+    assert our_threads() == []
 
 
 def test_dropping_does_not_wait_for_a_store_that_never_returns(ahead: Make, stuck: SlowStore) -> None:
