@@ -94,16 +94,21 @@ class Windowed:
             run.closing = True
             run.jobs.clear()
         run.host.notify()
-        stuck = run.host.stop(STOP_SECONDS)
+        stuck = self.stop(STOP_SECONDS)
         if stuck:
             logger.error("abandoned %s, stuck inside a store; its buffers are kept", ", ".join(stuck))
-            _KEPT.append(run)
-        else:
-            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
-            run.parts.pool.reclaim()
+            _ABANDONED.append(self)
         run.parts.timeline.epoch_ends()
         if error is not None:
             raise error
+
+    def stop(self, timeout: float) -> list[str]:
+        """End the threads; names of those that did not in ``timeout`` seconds. Without any, all buffers are free again."""
+        stuck = self.run.host.stop(timeout)
+        if not stuck:
+            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
+            self.run.parts.pool.reclaim()
+        return stuck
 
     def _drain_last(self, timeout: float | None) -> Exception | None:
         """Everything changed goes to the stores; each failed drain is tried once more. The error that remains."""
@@ -125,4 +130,15 @@ class Windowed:
                 tried = job
 
 
-_KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never freed, on purpose
+_ABANDONED: list[Windowed] = []  # their threads may still write to their buffers: never freed, on purpose
+
+
+def wait_for_abandoned(parts: Parts) -> None:
+    """Block until threads that an earlier epoch of these parts left inside a store have come back from it.
+
+    They write to slots and pinned pieces that the next epoch uses again.
+    """
+    for server in [server for server in _ABANDONED if server.run.parts is parts]:
+        while stuck := server.stop(STOP_SECONDS):
+            logger.warning("the next epoch waits for %s of an earlier one, still inside a store", ", ".join(stuck))
+        _ABANDONED.remove(server)

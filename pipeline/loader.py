@@ -26,7 +26,7 @@ from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
 from ._sampling import make_source as make_batches
-from ._server import Windowed
+from ._server import Windowed, wait_for_abandoned
 from ._serving import Taken
 from ._source import make_source
 from ._stats import Stats
@@ -139,6 +139,8 @@ class Pipeline:
         live = self._live() if self._live is not None else None
         if live is not None:
             live.supersede()
+        if self._parts is not None:
+            wait_for_abandoned(self._parts)
         epoch, skip, state = self._progress.next_epoch()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)

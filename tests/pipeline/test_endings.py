@@ -97,7 +97,11 @@ def test_close_does_not_wait_for_a_store_that_never_returns(
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_window_of_many_slow_reads_ends_after_the_reads_under_way(
-    ahead: Make, numbered: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, threads: int
+    ahead: Make,
+    numbered: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
 ) -> None:
     monkeypatch.setattr("rowferry.pipeline._copy.PIECE_BYTES", 12)  # a row
     host, reads = Threads(CpuDevice(), threads), list[int]()
@@ -127,6 +131,30 @@ def test_dropping_does_not_wait_for_a_store_that_never_returns(ahead: Make, stuc
     del batches, pipe
     gc.collect()
     assert time.monotonic() - begun < 5
+
+
+def test_a_read_that_comes_back_late_does_not_touch_the_next_epoch(
+    ahead: Make, numbered: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, release, reads = threading.Event(), threading.Event(), list[int]()
+
+    def hold(nbytes: int) -> None:  # the second read, which goes to the second slot
+        reads.append(nbytes)
+        if len(reads) == 2:
+            held.set()
+            release.wait(30)
+
+    order = [[row] for row in range(4)]
+    with ahead(CostlyStore(ArrayStore(numbered(40)), read=hold), batch_sampler=order, lookahead=1) as pipe:
+        batches = iter(pipe)
+        next(batches)
+        assert held.wait(5)
+        order[:] = [[row] for row in range(20, 24)]
+        monkeypatch.setattr(logging.getLogger("rowferry"), "warning", lambda *message: release.set())
+        rows = torch.cat([batch.data for batch in pipe])
+    assert torch.equal(rows, numbered(40)[20:24])
+    assert release.is_set()  # it was said that the epoch waits
+    del batches
 
 
 def test_an_interpreter_that_exits_in_mid_epoch_does_not_hang(numbered: Callable[..., Tensor]) -> None:
