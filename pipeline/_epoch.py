@@ -39,7 +39,7 @@ class Epoch(Iterator[Any]):
         on_end: Callable[[], None],
         on_over: Callable[[], None],
     ) -> None:
-        self._server = server
+        self._server: Server | None = server  # None when over: a batch that is kept must not keep slots alive
         self._source = source
         self._device = device
         self._counters = counters
@@ -64,6 +64,7 @@ class Epoch(Iterator[Any]):
         refuse_fork(self._pid)
         refuse_capture(self._device, "next()")
         self._taken = None
+        assert self._server is not None
         try:
             taken = self._server.next()
         except StopIteration:
@@ -80,7 +81,7 @@ class Epoch(Iterator[Any]):
 
     def flush(self) -> None:
         """All that was written is in the stores' own keeping when this returns."""
-        if not self._over:
+        if self._server is not None:
             self._server.flush()
 
     def supersede(self) -> None:
@@ -91,20 +92,22 @@ class Epoch(Iterator[Any]):
 
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """End the epoch; idempotent."""
-        if self._over:
+        server = self._server
+        if server is None or self._over:
             return
         self._over = True
         self._taken = None
         self._finalizer.detach()
         try:
-            self._server.finish(drain=drain, timeout=timeout)
+            server.finish(drain=drain, timeout=timeout)
         finally:
+            self._server = None
             self._counters.epoch_ends()
             self._on_over()
 
     @property
-    def server(self) -> Server:
-        """What serves its batches."""
+    def server(self) -> Server | None:
+        """What serves its batches; None when it is over."""
         return self._server
 
     @property
@@ -131,7 +134,7 @@ class Epoch(Iterator[Any]):
             inverse=source.build(taken.inverse),
             values=values,
             lookup=self._lookup,
-            write=lambda batch, changed: self._write(taken, batch, changed),
+            write=lambda batch, changed: self._write(number, batch, changed),
         )
 
     def _lookup(self, batch: WritableBatch) -> Any:
@@ -144,10 +147,11 @@ class Epoch(Iterator[Any]):
             found.append(table.build(columns))
         return self._source.build(found)
 
-    def _write(self, taken: Taken, batch: WritableBatch, changed: Any) -> None:
-        if self._taken is not taken:
+    def _write(self, number: int, batch: WritableBatch, changed: Any) -> None:
+        taken, server = self._taken, self._server
+        if taken is None or server is None or taken.request.number != number:
             raise RuntimeError(
-                f"batch {taken.request.number} cannot be written back any more: a later batch was taken, or its epoch ended. "
+                f"batch {number} cannot be written back any more: a later batch was taken, or its epoch ended. "
                 "Call write_back() before the next next(); a wrapper that fetches one batch ahead (accelerate, "
                 "Lightning's prefetching) must be turned off for a writable pipeline"
             )
@@ -157,11 +161,11 @@ class Epoch(Iterator[Any]):
         changed = batch.values if changed is None else changed
         per_table = self._per_table(changed)
         values = {
-            (number, column): rows
-            for number, table_values in per_table.items()
-            for column, rows in self._source.tables[number].named(table_values).items()
+            (table, column): rows
+            for table, table_values in per_table.items()
+            for column, rows in self._source.tables[table].named(table_values).items()
         }
-        self._server.write(taken, values)
+        server.write(taken, values)
         self._on_write()
 
     def _per_table(self, changed: Any) -> dict[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ class PinnedPool:
     """Pinned host buffers that are lent, and come back when the work that uses them has passed.
 
     Sizes are rounded up to a power of two, so that buffers are found again; the pool comes to rest after the first
-    windows. One thread at a time takes; any thread gives.
+    windows. Any thread takes and gives: the producer takes, the consumer gives back what an item's copies used, and a thread
+    that was abandoned may do either late.
     """
 
     def __init__(self, device: Device) -> None:
@@ -109,34 +111,39 @@ class PinnedPool:
         self._idle: defaultdict[int, deque[Tensor]] = defaultdict(deque)  # by size
         self._busy: defaultdict[int, deque[tuple[Tensor, Event]]] = defaultdict(deque)  # ... until their events have passed
         self._all: list[Tensor] = []
+        self._lock = threading.Lock()  # guards the three: a buffer is in one place, with one borrower
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Tensor:
         """A buffer of at least ``nbytes`` bytes (uint8, 1-d) that nobody uses any more."""
         exact = _power_of_two(nbytes)
-        for size in (exact, 2 * exact):
-            busy, idle = self._busy[size], self._idle[size]
-            while busy and busy[0][1].query():
-                idle.append(busy.popleft()[0])
-            if idle:
-                return idle.popleft()
-        self.nbytes += exact
-        self._all.append(self._device.pinned(exact))
-        return self._all[-1]
+        with self._lock:
+            for size in (exact, 2 * exact):
+                busy, idle = self._busy[size], self._idle[size]
+                while busy and busy[0][1].query():
+                    idle.append(busy.popleft()[0])
+                if idle:
+                    return idle.popleft()
+            buffer = self._device.pinned(exact)
+            self.nbytes += exact
+            self._all.append(buffer)
+        return buffer
 
     def reclaim(self) -> None:
         """Every buffer is free again. Only when all work that used one has passed: an epoch ended in the middle."""
-        self._busy.clear()
-        self._idle.clear()
-        for buffer in self._all:
-            self._idle[buffer.numel()].append(buffer)
+        with self._lock:
+            self._busy.clear()
+            self._idle.clear()
+            for buffer in self._all:
+                self._idle[buffer.numel()].append(buffer)
 
     def give(self, buffer: Tensor, event: Event | None) -> None:
         """``buffer`` may be lent again once ``event`` has passed."""
-        if event is None:
-            self._idle[buffer.numel()].append(buffer)
-        else:
-            self._busy[buffer.numel()].append((buffer, event))
+        with self._lock:
+            if event is None:
+                self._idle[buffer.numel()].append(buffer)
+            else:
+                self._busy[buffer.numel()].append((buffer, event))
 
     def upload(self, host: Tensor) -> tuple[Tensor, Tensor]:
         """``host`` copied into a pinned buffer: a view of ``host``'s shape and dtype, and the buffer to give back."""
