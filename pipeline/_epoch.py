@@ -72,7 +72,7 @@ class Epoch(Iterator[Any]):
             self.finish(drain=True)
             raise
         except BaseException:
-            if not self._still_open():
+            if not self._server.keeps_open:
                 self.finish(drain=True)
             raise
         self._taken = taken
@@ -115,11 +115,6 @@ class Epoch(Iterator[Any]):
         """Whether nothing more will come."""
         return self._over
 
-    def _still_open(self) -> bool:
-        """A failed drain leaves the epoch open: the next call tries it again."""
-        run = getattr(self._server, "run", None)
-        return run is not None and run.failure is None and bool(run.jobs)
-
     def _batch(self, taken: Taken) -> Batch | WritableBatch:
         source, number = self._source, taken.request.number
         index, item = source.build(taken.index), taken.item
@@ -155,7 +150,7 @@ class Epoch(Iterator[Any]):
                 "Call write_back() before the next next(); a wrapper that fetches one batch ahead (accelerate, "
                 "Lightning's prefetching) must be turned off for a writable pipeline"
             )
-        if changed is None and not self._fetches():
+        if changed is None and not server.fetch:
             raise ValueError("with fetch=False the batch's values are uninitialised: pass the new ones to write_back(values)")
         refuse_capture(self._device, "write_back()")
         changed = batch.values if changed is None else changed
@@ -176,10 +171,6 @@ class Epoch(Iterator[Any]):
         if unknown:
             raise KeyError(f"source has no table {unknown[0]!r}; it has {', '.join(map(repr, numbers))}")
         return {numbers[name]: values for name, values in changed.items()}
-
-    def _fetches(self) -> bool:
-        run = getattr(self._server, "run", None)
-        return run.parts.settings.fetch if run is not None else getattr(self._server, "fetch", True)
 
 
 def refuse_fork(pid: int) -> None:

@@ -24,6 +24,14 @@ STOP_SECONDS = 1.0  # reading stops within this, or its thread is stuck inside a
 class Server(Protocol):
     """What serves batches: ``LocalConsumer``, or ``Windowed``."""
 
+    @property
+    def fetch(self) -> bool:
+        """Whether a writable batch comes with its rows."""
+
+    @property
+    def keeps_open(self) -> bool:
+        """Whether ``next`` failed with a drain that the next call tries again; another failure ends the epoch."""
+
     def next(self) -> Taken:
         """The next batch's tensors; StopIteration at the end."""
 
@@ -55,6 +63,14 @@ class Windowed:
         host.start("producer", produce(self.run), self.run.escaped)
         if parts.settings.writable:
             host.start("writer", write(self.run), self.run.escaped)
+
+    @property
+    def fetch(self) -> bool:
+        return self.run.parts.settings.fetch
+
+    @property
+    def keeps_open(self) -> bool:
+        return self.run.failure is None and bool(self.run.jobs)
 
     def next(self) -> Taken:
         settings = self.run.parts.settings

@@ -116,7 +116,7 @@ class PinnedPool:
 
     def take(self, nbytes: int) -> Tensor:
         """A buffer of at least ``nbytes`` bytes (uint8, 1-d) that nobody uses any more."""
-        exact = _power_of_two(nbytes)
+        exact = power_of_two(nbytes)
         with self._lock:
             for size in (exact, 2 * exact):
                 busy, idle = self._busy[size], self._idle[size]
@@ -162,5 +162,6 @@ def typed(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return buffer[: count * dtype.itemsize].view(dtype).view(*shape)
 
 
-def _power_of_two(nbytes: int) -> int:
+def power_of_two(nbytes: int) -> int:
+    """``nbytes`` rounded up, to 4096 at least: what buffers of changing size are taken as, so that they are found again."""
     return 1 << max(nbytes - 1, 4095).bit_length()
