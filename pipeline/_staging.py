@@ -19,9 +19,23 @@ ALIGN = 256  # bytes; columns of a slot start on a line that every vector width 
 DEFAULT_BYTES = 2 << 30
 
 
-def default_staging(device: Device) -> int:
-    """The smaller of 2 GiB and a tenth of what is free on the device."""
-    return min(DEFAULT_BYTES, device.free_bytes() // 10)
+def default_staging(device: Device, source: Source, *, depth: int, writable: bool) -> int:
+    """The smaller of 2 GiB and a tenth of what is free on the device; for small tables twice all their rows a slot.
+
+    A window holds each row once, so a slot of all rows takes any number of batches; twice that, and the guess at the next
+    window, which goes by the bytes of the last one, may still double.
+    """
+    rows = slot_bytes(source, [max(table.rows, 1) for table in source.tables], writable=writable)
+    return min(DEFAULT_BYTES, device.free_bytes() // 10, 2 * depth * max(rows, ALIGN))
+
+
+def slot_bytes(source: Source, rows: Sequence[int], *, writable: bool) -> int:
+    """What a slot needs for ``rows`` distinct rows of each table, and their marks."""
+    total = 0
+    for table, count in zip(source.tables, rows, strict=True):
+        for column in table.columns:
+            total += _aligned(count * column.store.row_nbytes) + (_aligned(count) if writable else 0)
+    return total
 
 
 @dataclass(frozen=True)
@@ -60,11 +74,7 @@ class Arenas:
 
     def needed(self, rows: Sequence[int]) -> int:
         """Bytes of a slot that holds ``rows`` distinct rows of each table."""
-        total = 0
-        for table, count in zip(self._source.tables, rows, strict=True):
-            for column in table.columns:
-                total += _aligned(count * column.store.row_nbytes) + (_aligned(count) if self._writable else 0)
-        return total
+        return slot_bytes(self._source, rows, writable=self._writable)
 
     def fits(self, rows: Sequence[int]) -> bool:
         """Whether one slot holds ``rows`` distinct rows of each table."""

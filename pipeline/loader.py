@@ -57,7 +57,8 @@ class Pipeline:
         lookahead: most batches planned and fetched together, "auto" for as many as fit; 0 does everything inside
             ``next()``, without a thread.
         depth: slots; two is double buffering.
-        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free.
+        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free,
+            less for tables that need less.
         threads: most host threads that gather rows; by default the cores of the process, at most 16.
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.

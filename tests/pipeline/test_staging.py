@@ -39,6 +39,22 @@ def test_a_buffer_is_lent_to_one_thread_at_a_time() -> None:
     assert pool.nbytes <= 4 * 4096
 
 
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_small_table_takes_little_memory_and_windows_still_grow(numbered: Callable[..., Tensor], writable: bool) -> None:
+    batches = [np.arange(7) + start % 90 for start in range(1000)]
+    with Pipeline(numbered(100), batch_sampler=batches, device="cpu", mover="copy", writable=writable) as pipe:
+        for batch in pipe:
+            assert torch.equal(batch.values if writable else batch.data, numbered(100)[batch.index])
+        assert pipe.stats().bytes_staging <= 2 * 2 * 3 * 1024
+        assert pipe.stats().windows <= 11  # of 1, 2, 4, ... batches
+
+
+def test_tables_without_rows_or_bytes_have_slots_too(ahead: Make) -> None:
+    for shape in ((0, 3), (5, 0)):
+        with Pipeline(torch.zeros(shape), batch_size=2, device="cpu", mover="copy") as pipe:
+            assert sum(len(batch.data) for batch in pipe) == shape[0]
+
+
 @pytest.fixture
 def pinned(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
     """All pinned memory that the pipeline of a test takes, as long as it lives."""
