@@ -46,6 +46,8 @@ class Store(ABC):
         pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
+        block_rows: rows that lie together in the file, where it has chunks; else 1. ``shuffle="chunks"`` keeps them
+            together.
         identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
     """
 
@@ -57,6 +59,7 @@ class Store(ABC):
     memory: torch.Tensor | None = None
     pinned: bool = False
     chunk_rows: int = 1
+    block_rows: int = 1
 
     # ---- what a concrete store implements -------------------------------------------------------------------
 

@@ -24,7 +24,12 @@ _SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
 
 
 def open_store(
-    path: str | os.PathLike[str], mode: Mode = "r", *, array: str | None = None, dtype: torch.dtype | None = None
+    path: str | os.PathLike[str],
+    mode: Mode = "r",
+    *,
+    array: str | None = None,
+    dtype: torch.dtype | None = None,
+    select: Any = None,
 ) -> Store:
     """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
 
@@ -35,6 +40,9 @@ def open_store(
         mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
         array: name of an array inside a zarr group.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
+        select: a part of each row, with ``mode="r"`` only: an index of one row, as NumPy's basic indexing takes it, of
+            ints, slices with positive steps and ``...``. ``np.s_[:, 0:64]`` of rows ``(3, 128)`` makes rows ``(3, 64)``,
+            ``0`` makes rows ``(128,)``. Of a .npy it is a view; of a zarr, chunks outside of it are not read.
 
     Raises:
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
@@ -46,8 +54,8 @@ def open_store(
     if kind == "npy":
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
-        return MemmapStore(path, mode, dtype=dtype)
-    return ZarrStore(path, mode, array=array, dtype=dtype)
+        return MemmapStore(path, mode, dtype=dtype, select=select)
+    return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
 
 
 def create_store(

@@ -1,0 +1,192 @@
+"""Rows of a compressed zarr array: each touched chunk is decoded once a request, or comes from a bounded cache.
+
+Decoding is tensorstore's where it is installed and the array a directory that it can read; else it is zarr's own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from ._rows import ascending, spans_of
+from ._select import Selection
+from ._zarr_ranges import missing_chunk
+from ._zarr_tensorstore import TensorStoreRows, open_rows
+from ._zarr_touched import outer_chunk, read
+
+Decoder = Literal["auto", "tensorstore", "zarr"]
+"""What decodes compressed chunks: tensorstore where it is installed and can, else zarr; or the one named."""
+
+READ_PIECE_BYTES = 256 << 20  # of decoded chunks that are held at a time on their way into the cache
+
+
+@final
+class DecodedReader:
+    """Reads rows of one array, or a part of each. Any thread, several at once.
+
+    Args:
+        array: as it is now; the reader is for this shape.
+        directory: of it, on the local disk; None elsewhere.
+        selection: what to read of each row.
+        cache_bytes: of decoded chunks that are kept.
+        decoder: see there.
+        strict: a file that does not exist is a FileNotFoundError.
+        name: what errors call the array.
+
+    Raises:
+        ImportError, ValueError: ``decoder`` names tensorstore, and it is not installed or cannot read the array.
+    """
+
+    def __init__(
+        self,
+        array: zarr.Array[Any],
+        directory: Path | None,
+        selection: Selection,
+        *,
+        cache_bytes: int,
+        decoder: Decoder,
+        strict: bool,
+        name: str,
+    ) -> None:
+        self._array = array
+        self._directory = directory
+        self._selection = selection
+        self._strict = strict
+        self._name = name
+        self._cache_bytes = cache_bytes
+        self._cache = ChunkCache(cache_bytes)
+        self._tensorstore: TensorStoreRows | None = None
+        if directory is not None and decoder != "zarr":
+            self._tensorstore = open_rows(array, directory, selection, cache_bytes, must=decoder == "tensorstore")
+        elif decoder == "tensorstore":
+            raise ValueError(f"{name} is not in a directory, so tensorstore is not used for it; leave decoder='auto'")
+
+    def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
+        """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
+        if self._tensorstore is not None:
+            self._tensorstore.refresh()
+            return
+        inside = outer_chunk(self._array)[0] // self._array.chunks[0]
+        self._cache.drop(None if places is None else [p * inside + k for p in places.tolist() for k in range(inside)])
+
+    def gather(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
+        """As of ``RangeReader``."""
+        distinct, inverse = ascending(rows)
+        found = self._read(distinct)
+        if found.dtype.kind not in "biufc":
+            found = found.view(target.dtype)  # raw bits, or a type that NumPy has only by a package
+        found = found.astype(target.dtype, copy=False)
+        if inverse is None:
+            np.copyto(target, found)
+        else:
+            np.take(found, inverse, axis=0, out=target, mode="clip")  # "clip" writes into out without a buffer
+
+    def _read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        if self._tensorstore is not None:
+            if self._strict:
+                self._require_files(rows)
+            return self._tensorstore.read(rows)
+        chunk_rows = self._array.chunks[0]
+        row_nbytes = math.prod(self._selection.lengths) * self._array.dtype.itemsize
+        numbers = rows // chunk_rows
+        chunks = 1 + int(np.count_nonzero(numbers[1:] != numbers[:-1]))
+        if 2 * chunks * chunk_rows * row_nbytes > self._cache_bytes:
+            return self._through_zarr(rows)
+        return self._through_cache(rows, numbers)
+
+    def _through_zarr(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        return read(self._array, rows, self._selection.key, strict=self._strict)
+
+    def _through_cache(self, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[Any]:
+        """Whole chunks are decoded and kept; what the rows need of them is copied."""
+        chunk_rows, total = self._array.chunks[0], self._array.shape[0]
+        out = np.empty((rows.size, *self._selection.shape), self._array.dtype)
+        firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        ends = np.append(firsts[1:], rows.size)
+        wanted = numbers[firsts]
+        generation = self._cache.generation  # before anything is read
+        held = {number: chunk for number in wanted.tolist() if (chunk := self._cache.get(number)) is not None}
+        missing = np.array([number for number in wanted.tolist() if number not in held], np.int64)
+        for start, stop in spans_of(missing, self._most_chunks()) if missing.size else ():
+            span = missing[start:stop]
+            # Whole chunks, the array's last one up to its edge.
+            chunk_of = (span[:, None] * chunk_rows + np.arange(chunk_rows)).reshape(-1)
+            decoded = self._through_zarr(chunk_of[chunk_of < total])
+            for place, number in enumerate(span.tolist()):
+                held[number] = np.array(decoded[place * chunk_rows : (place + 1) * chunk_rows])
+                self._cache.put(number, held[number], generation)
+        for number, first, end in zip(wanted.tolist(), firsts.tolist(), ends.tolist(), strict=True):
+            np.take(held[number], rows[first:end] - number * chunk_rows, axis=0, out=out[first:end], mode="clip")
+        return out
+
+    def _most_chunks(self) -> int:
+        nbytes = self._array.chunks[0] * math.prod(self._selection.lengths) * self._array.dtype.itemsize
+        return max(READ_PIECE_BYTES // max(nbytes, 1), 1)
+
+    def _require_files(self, rows: NDArray[np.int64]) -> None:
+        """tensorstore's own error would not name the chunk."""
+        outer = outer_chunk(self._array)
+        metadata: Any = self._array.metadata
+        assert self._directory is not None
+        along = sorted({piece.chunk for piece in self._selection.pieces(outer[1:])})
+        for place in np.unique(rows // outer[0]).tolist():
+            for rest in along:
+                key = metadata.encode_chunk_key((place, *rest))
+                if not os.path.exists(self._directory / key):
+                    raise missing_chunk(f"{self._array.path}/{key}".lstrip("/"), self._name)
+
+
+@final
+class ChunkCache:
+    """Decoded chunks by number, the least recently used given up first. Any thread.
+
+    Attributes:
+        nbytes: of what is held, at most ``most``.
+        generation: of the files; each ``drop`` begins another.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()  # guards all below
+        self._chunks: OrderedDict[int, NDArray[Any]] = OrderedDict()
+        self.nbytes = 0
+        self.generation = 0
+
+    def get(self, number: int) -> NDArray[Any] | None:
+        """A chunk, not to be changed; None when it is not held."""
+        with self._lock:
+            chunk = self._chunks.get(number)
+            if chunk is not None:
+                self._chunks.move_to_end(number)
+            return chunk
+
+    def put(self, number: int, chunk: NDArray[Any], generation: int) -> None:
+        """Keep a chunk, at the cost of others; not one that was read in an earlier generation."""
+        with self._lock:
+            if generation != self.generation:
+                return
+            self._remove(number)
+            self._chunks[number] = chunk
+            self.nbytes += chunk.nbytes
+            while self.nbytes > self._most:
+                self._remove(next(iter(self._chunks)))
+
+    def drop(self, numbers: list[int] | None) -> None:
+        """Forget these, or all."""
+        with self._lock:
+            self.generation += 1
+            for number in list(self._chunks) if numbers is None else numbers:
+                self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        chunk = self._chunks.pop(number, None)
+        if chunk is not None:
+            self.nbytes -= chunk.nbytes

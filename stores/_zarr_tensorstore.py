@@ -1,0 +1,82 @@
+"""Rows of a compressed zarr directory, decoded by tensorstore in its own threads, outside the GIL.
+
+The only file that imports it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from ._select import Selection
+
+_log = logging.getLogger("rowferry")
+
+
+@final
+class TensorStoreRows:
+    """One array as tensorstore reads it. Any thread, several at once.
+
+    Args:
+        array: what zarr sees; the reader is for its shape.
+        directory: of the array.
+        selection: what to read of each row.
+        cache_bytes: of decoded chunks that tensorstore may keep.
+
+    Raises:
+        ValueError, NotImplementedError: tensorstore does not know the array's metadata.
+    """
+
+    def __init__(self, array: zarr.Array[Any], directory: Path, selection: Selection, cache_bytes: int) -> None:
+        import tensorstore
+
+        self._open = tensorstore.open
+        self._context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
+        self._spec = {
+            "driver": "zarr" if array.metadata.zarr_format == 2 else "zarr3",
+            "kvstore": {"driver": "file", "path": f"{directory}/"},
+            "recheck_cached_data": "open",
+        }
+        self._shape, self._itemsize = tuple(array.shape), array.dtype.itemsize
+        self._part = selection.key
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Chunks that were cached before are looked at again before they are used."""
+        opened = self._open(self._spec, open=True, read=True, context=self._context).result()
+        if tuple(opened.shape) != self._shape or opened.dtype.numpy_dtype.itemsize != self._itemsize:
+            raise ValueError(f"tensorstore sees {opened.shape} {opened.dtype}, zarr {self._shape}, {self._itemsize} bytes each")
+        self._rows = opened[(slice(None), *self._part)] if self._part else opened
+
+    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """Ascending distinct ``rows``: a fresh array ``(len(rows), *selection.shape)``."""
+        return np.asarray(self._rows[rows].read(order="C").result())
+
+
+def open_rows(
+    array: zarr.Array[Any], directory: Path, selection: Selection, cache_bytes: int, *, must: bool
+) -> TensorStoreRows | None:
+    """The array through tensorstore; None, with a line in the log, where it is not installed or cannot read it.
+
+    Raises:
+        ImportError, ValueError: the same, with ``must``.
+    """
+    if importlib.util.find_spec("tensorstore") is None:
+        said = "tensorstore is not installed: pip install 'rowferry[tensorstore]'"
+        if must:
+            raise ImportError(f"decoder='tensorstore': {said}")
+        _log.info("%s is decoded by zarr; %s", directory, said)
+        return None
+    try:
+        return TensorStoreRows(array, directory, selection, cache_bytes)
+    except (ValueError, NotImplementedError) as error:
+        if must:
+            raise ValueError(f"tensorstore cannot read {directory}: {error}") from error
+        _log.info("%s is decoded by zarr, since tensorstore cannot read it: %s", directory, error)
+        return None
