@@ -13,14 +13,13 @@ import torch
 
 from rowferry.stores._device_contract import Device
 
-from . import _assembly, _claims
+from . import _assembly, _chunk_shuffle, _claims
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
-from ._sampling import make_source as make_batches
 from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
@@ -41,7 +40,9 @@ class Pipeline:
         source: a store (or a path, a NumPy, torch, CuPy or zarr array), a tuple or a dict of them with equal length; with
             ``index`` a dict, a dict of tables.
         batch_size, shuffle, drop_last, seed: the built-in order. ``shuffle`` is a keyed permutation evaluated by
-            position: it costs memory in proportion to a batch, also over a billion rows.
+            position: it costs memory in proportion to a batch, also over a billion rows. ``"chunks"`` takes the chunks
+            of a file in random order and mixes the rows of ``shuffle_chunks`` of them, so that each is read once.
+        shuffle_chunks: "auto" for chunks of about 64 MiB together, at least 8.
         sampler: an iterable of row numbers, grouped by ``batch_size``.
         batch_sampler: an iterable of index batches, or of any items with ``index``. A list, range, slice, NumPy, torch or
             CuPy array of any integer type and shape, or a bool mask. Its ``iter`` and first ``next`` run in the caller's
@@ -70,7 +71,8 @@ class Pipeline:
         source: Any,
         *,
         batch_size: int | None = None,
-        shuffle: bool = False,
+        shuffle: _chunk_shuffle.Shuffle = False,
+        shuffle_chunks: int | Literal["auto"] = "auto",
         drop_last: bool = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -90,10 +92,12 @@ class Pipeline:
         self._pid = os.getpid()
         self._source = make_source(source, index, dtype)
         self._index = index
-        self._batches = make_batches(
+        self._batches = _chunk_shuffle.make_batches(
             self._source.tables[0].rows,
+            [column.store for column in self._source.tables[0].columns],
             batch_size=batch_size,
             shuffle=shuffle,
+            shuffle_chunks=shuffle_chunks,
             drop_last=drop_last,
             sampler=sampler,
             batch_sampler=batch_sampler,
@@ -120,6 +124,7 @@ class Pipeline:
                 batch_size=batch_size,
                 threads=self._threads,
             )
+            _chunk_shuffle.warn_if_dear(self._batches, self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
