@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -29,6 +29,7 @@ from ._planner import WINDOW_ROWS
 from ._run import Parts
 from ._sampling import BatchSource, StatefulItem
 from ._shuffle import Permutation
+from ._source import Source
 
 logger = logging.getLogger("rowferry")
 
@@ -129,23 +130,44 @@ class ChunkShuffled:
 
 
 def make_batches(
-    n_rows: int, stores: Sequence[Store], *, shuffle: Shuffle, shuffle_chunks: int | Literal["auto"], **others: Any
+    source: Source,
+    index: Any,
+    batch_size: int | None,
+    shuffle: Shuffle,
+    shuffle_chunks: int | Literal["auto"],
+    drop_last: bool,
+    sampler: Iterable[Any] | None,
+    batch_sampler: Iterable[Any] | None,
+    seed: int,
 ) -> BatchSource:
-    """``_sampling.make_source``, and ``shuffle="chunks"`` over the chunks of ``stores``, which share their rows.
+    """``_sampling.make_source`` for a pipeline's arguments, and ``shuffle="chunks"`` over the chunks of its first table.
 
     Raises:
-        ValueError: an unknown ``shuffle``; ``shuffle_chunks`` without it, or not positive. Else as ``make_source``.
+        ValueError: an unknown ``shuffle``; ``shuffle_chunks`` without it, or not positive; ``index`` without a
+            ``batch_sampler``. Else as ``make_source``.
     """
     if not isinstance(shuffle, (bool, np.bool_)) and shuffle != "chunks":
         raise ValueError(f"shuffle is {shuffle!r}; it must be False, True or 'chunks'")
     if shuffle_chunks != "auto" and (shuffle != "chunks" or operator.index(shuffle_chunks) < 1):
         raise ValueError(f"shuffle_chunks is {shuffle_chunks!r}; it is a positive number, for shuffle='chunks'")
-    source = _sampling.make_source(n_rows, shuffle=bool(shuffle), **others)  # refuses what does not fit together
-    if shuffle != "chunks" or not isinstance(source, _sampling.BuiltIn):
-        return source
+    table = source.tables[0]
+    made = _sampling.make_source(  # refuses what does not fit together
+        table.rows,
+        batch_size=batch_size,
+        shuffle=bool(shuffle),
+        drop_last=drop_last,
+        sampler=sampler,
+        batch_sampler=batch_sampler,
+        seed=seed,
+    )
+    if index is not None and batch_sampler is None:
+        raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
+    if shuffle != "chunks" or not isinstance(made, _sampling.BuiltIn):
+        return made
+    stores = [column.store for column in table.columns]
     rows = chunk_rows(stores)
     together = default_together(stores, rows) if shuffle_chunks == "auto" else operator.index(shuffle_chunks)
-    return ChunkShuffled(source.n_rows, source.batch_size, source.drop_last, source.seed, rows, together)
+    return ChunkShuffled(made.n_rows, made.batch_size, made.drop_last, made.seed, rows, together)
 
 
 def chunk_rows(stores: Sequence[Store]) -> int:

@@ -93,18 +93,8 @@ class Pipeline:
         self._source = make_source(source, index, dtype)
         self._index = index
         self._batches = _chunk_shuffle.make_batches(
-            self._source.tables[0].rows,
-            [column.store for column in self._source.tables[0].columns],
-            batch_size=batch_size,
-            shuffle=shuffle,
-            shuffle_chunks=shuffle_chunks,
-            drop_last=drop_last,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            seed=seed,
+            self._source, index, batch_size, shuffle, shuffle_chunks, drop_last, sampler, batch_sampler, seed
         )
-        if index is not None and batch_sampler is None:
-            raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)

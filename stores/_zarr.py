@@ -220,6 +220,12 @@ class ZarrStore(Store):
         self._require_open()
         return _zarr_open.describe(self._array)
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The array's own attributes, a copy."""
+        self._require_open()
+        return dict(self._array.attrs)
+
     # ---- helpers ---------------------------------------------------------------------------------------------
 
     def _alone(self) -> AbstractContextManager[None]:

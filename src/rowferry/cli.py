@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ._commands._versions import own_version
+from ._commands.convert import convert
 from ._commands.demo import demo
 from ._commands.doctor import doctor
 from ._commands.inspect import inspect
@@ -15,6 +16,7 @@ from ._commands.stream import stream
 app = typer.Typer(add_completion=False, help="Ferry rows between large stores and the GPU while it trains.")
 app.command()(inspect)
 app.command()(stream)
+app.command()(convert)
 app.command()(doctor)
 app.command()(demo)
 

@@ -289,12 +289,3 @@ def test_a_chunk_that_is_replaced_while_it_is_mapped_is_read_whole_old_or_new(tm
         rows = store.gather([0, 1]).numpy()
         assert np.array_equal(rows, DATA[:2]) or (rows == 8).all()
     assert (ZarrStore(path).gather([0]) == 8).all()
-
-
-def test_rows_appended_by_another_handle_are_seen_by_a_fresh_store_while_the_old_one_goes_on(tmp_path: Path) -> None:
-    path = put(tmp_path / "a.zarr", **SHARDED)
-    old = ZarrStore(path)
-    old.gather([39])
-    zarr.open_array(path).append(np.full((5, 6), 3, "f4"))
-    assert (ZarrStore(path).gather([44]) == 3).all()
-    assert np.array_equal(old.gather([39, 0]).numpy(), DATA[[39, 0]])
