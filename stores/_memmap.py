@@ -20,7 +20,6 @@ from ._contract import Store
 from ._files import Mode, lock_writer, reserve, unlock_writer
 from ._npy import MOST_HEADER_BYTES, NpyHeader, header_bytes, parse_header
 from ._rows import as_slice
-from ._select import refuse_to_write, selection_of
 from ._views import HostRows
 
 _log = logging.getLogger("rowferry")
@@ -51,19 +50,15 @@ class MemmapStore(Store):
         mode: ``"r"``, or ``"r+"`` to write.
         dtype: for elements that NumPy has no type for: what raw bytes or integers of its size are, such as
             ``torch.bfloat16``. No cast.
-        select: a part of each row, to read only, as for ``ZarrStore``: a view of the mapping.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` does. TypeError: elements that no torch dtype has (objects,
             structures, strings, long doubles). ValueError: no .npy file, rank 0, or shorter than its header says.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], mode: Mode = "r", *, dtype: torch.dtype | None = None, select: Any = None
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, dtype: torch.dtype | None = None) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
-        refuse_to_write(select, mode)
         file = Path(path)
         self.name = str(path)
         self.writable = mode == "r+"
@@ -73,17 +68,16 @@ class MemmapStore(Store):
         # Also for a store that is dropped without close(): it must not stay locked for this process's life.
         self._release = weakref.finalize(self, _release, self._fd, os.getpid() if self.writable else None)
         try:
-            self._open(file, dtype, select)
+            self._open(file, dtype)
         except BaseException:
             self._release()
             raise
 
-    def _open(self, file: Path, dtype: torch.dtype | None, select: Any) -> None:
+    def _open(self, file: Path, dtype: torch.dtype | None) -> None:
         if self.writable:
             lock_writer(self._fd, file)
         header = parse_header(os.pread(self._fd, MOST_HEADER_BYTES, 0), dtype, self.name)
-        self._selection = selection_of(select, header.shape[1:], self.name)
-        self.shape, self.dtype = (*header.shape[:1], *self._selection.shape), header.dtype
+        self.shape, self.dtype = header.shape, header.dtype
         self.header = header
         seen = os.fstat(self._fd)
         self._identity = ("file", seen.st_dev, seen.st_ino)
@@ -95,7 +89,7 @@ class MemmapStore(Store):
             )
         if self.writable:
             reserve(self._fd, needed, file)
-        self._rows: HostRows | None = HostRows(self._array(header)[(slice(None), *self._selection.key)], header.dtype)
+        self._rows: HostRows | None = HostRows(self._array(header), header.dtype)
         self.memory = self._rows.memory
 
     def _array(self, header: NpyHeader) -> NDArray[Any]:
@@ -126,7 +120,7 @@ class MemmapStore(Store):
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         held, span = self._held(), as_slice(rows)
-        if span is None or self.header.fortran or not self._selection.whole or out.nbytes < _LONG:
+        if span is None or self.header.fortran or out.nbytes < _LONG:
             held.gather(rows, out)
             return
         # A mapping for random rows is read page by page; a long run of rows is read from the file itself.

@@ -17,6 +17,8 @@ from ._device import DeviceStore
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
+from ._part import PartStore
+from ._select import refuse_to_write, selection_of
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
@@ -54,8 +56,19 @@ def open_store(
     if kind == "npy":
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
-        return MemmapStore(path, mode, dtype=dtype, select=select)
+        refuse_to_write(select, mode)
+        return _part_of(MemmapStore(path, mode, dtype=dtype), select)
     return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
+
+
+def _part_of(store: Store, select: Any) -> Store:
+    """``store``, or a store of the part of each of its rows that ``select`` picks."""
+    try:
+        part = selection_of(select, store.row_shape, store.name)
+    except BaseException:
+        store.close()
+        raise
+    return store if part.whole else PartStore(store, part)
 
 
 def create_store(
