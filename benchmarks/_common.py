@@ -1,136 +1,101 @@
-"""What every benchmark shares: the machine, the link measured in the same run, index batches, and the result file."""
+"""What every program here shares: options, result file, lines on the screen. Measuring is in ``rowferry._bench``."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-import rowferry as rf
+from rowferry._bench.clock import Figures, Run, fixed, idle
+from rowferry._bench.suite import Limit, limit_of
+from rowferry._commands._about import about
+from rowferry.stores._devices import default_device, device_for, resolve_device
 
 RESULTS = Path(__file__).parent / "results"
 GIB = 1 << 30
+SMOKE_SHARE = 50  # a smoke run does so many times less
 
 
-class Batches:
-    """``count`` index batches, drawn anew from ``ring`` in turn: an array-yielding batch sampler that costs nothing."""
+class Options(argparse.Namespace):
+    """What the command line said."""
 
-    def __init__(self, ring: list[NDArray[np.int64]], count: int) -> None:
-        self.ring, self.count = ring, count
+    out: Path
+    runs: int
+    rows_gib: float
+    device: torch.device
+    smoke: bool
 
-    def __len__(self) -> int:
-        return self.count
+    def batches(self, count: int) -> int:
+        """``count`` batches, a few in a smoke run."""
+        return max(count // SMOKE_SHARE, 4) if self.smoke else count
 
-    def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        return (self.ring[number % len(self.ring)] for number in range(self.count))
+    def rows(self, row_bytes: int) -> int:
+        """Rows of the pinned table."""
+        return int(self.rows_gib * GIB) // row_bytes
 
+    def ids(self, batch: int) -> int:
+        """``batch`` ids a batch, fewer in a smoke run."""
+        return max(batch // SMOKE_SHARE, 8) if self.smoke else batch
 
-def uniform(rows: int, batch: int, distinct: int, seed: int = 0) -> list[NDArray[np.int64]]:
-    """``distinct`` batches of uniform random rows."""
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, rows, batch) for _ in range(distinct)]
-
-
-def truncated_zipf(rows: int, batch: int, distinct: int, exponent: float = 1.05, seed: int = 0) -> list[NDArray[np.int64]]:
-    """P(k) proportional to k**-exponent for k = 1..rows, ranks shuffled over the rows (by a multiplication modulo rows)."""
-    rng = np.random.default_rng(seed)
-    factor = 2_654_435_761
-    while np.gcd(factor, rows) != 1:
-        factor += 2
-    batches = []
-    for _ in range(distinct):
-        u = rng.random(batch)
-        rank = ((rows ** (1 - exponent) - 1) * u + 1) ** (1 / (1 - exponent))
-        batches.append((np.clip(rank.astype(np.int64) - 1, 0, rows - 1) * factor) % rows)
-    return batches
+    def measure(self, run: Run, batches: int) -> Figures:
+        """``runs`` runs of so many batches."""
+        return fixed(run, self.batches(batches), self.runs)
 
 
-def link(gib: int = 1, runs: int = 5) -> dict[str, float]:
-    """GB/s of one large pinned copy each way, the median of ``runs``."""
-    host = torch.empty(gib * GIB, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(gib * GIB, dtype=torch.uint8, device="cuda")
-
-    def rate(out: torch.Tensor, source: torch.Tensor) -> float:
-        seconds = timed(lambda: out.copy_(source, non_blocking=True), runs + 1)[1:]
-        return gib * GIB / statistics.median(seconds) / 1e9
-
-    return {"to_device": rate(device, host), "to_host": rate(host, device)}
-
-
-def timed(fn: Callable[[], Any], runs: int) -> list[float]:
-    """Seconds of each of ``runs`` calls, the device idle before and after."""
-    seconds = []
-    for _ in range(runs):
-        synchronize()
-        start = time.perf_counter()
-        fn()
-        synchronize()
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
-def synchronize() -> None:
-    """Wait for the device, where there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what this ran."""
-    facts: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "rowferry": rf.__version__,
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": _processor(),
-    }
-    if torch.cuda.is_available():
-        import cupy
-        import pynvml
-
-        pynvml.nvmlInit()
-        facts |= {
-            "gpu": torch.cuda.get_device_name(),
-            "cuda": torch.version.cuda,
-            "driver": pynvml.nvmlSystemGetDriverVersion(),
-            "cupy": cupy.__version__,
-        }
-    return facts
-
-
-def _processor() -> str:
-    with open("/proc/cpuinfo", encoding="ascii") as lines:
-        return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def arguments(description: str) -> argparse.Namespace:
-    """``--out FOLDER`` and ``--runs N``, the same for all."""
+def arguments(description: str, *, needs_gpu: bool = False) -> Options:
+    """The options, the same for all. A program that needs a GPU refuses to begin without one, but for ``--device cpu``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--runs", type=int, default=5, help="runs a figure; medians are reported")
     parser.add_argument("--rows-gib", type=float, default=16, help="size of the pinned table")
-    return parser.parse_args()
+    parser.add_argument("--device", type=resolve_device, default=None, help="cuda:1, or cpu to see that the program runs")
+    parser.add_argument("--smoke", action="store_true", help="few and small batches, to see that the program runs")
+    options = parser.parse_args(namespace=Options())
+    if options.device is None:
+        options.device = default_device()
+        if needs_gpu and options.device.type == "cpu":
+            parser.error("this needs a GPU; --device cpu --smoke --rows-gib 0.01 runs it without, for its values alone")
+    return options
 
 
-def save(name: str, options: argparse.Namespace, results: list[dict[str, Any]], **more: Any) -> None:
-    """Write ``name.json`` and print the ratios."""
+def machine() -> dict[str, Any]:
+    """What this machine is, with versions and date."""
+    return about(default_device())
+
+
+def synchronize() -> None:
+    """Wait for the device, where there is one."""
+    idle(device_for(default_device()))
+
+
+def limit(options: Options) -> Limit:
+    """The link of the device, measured now and printed; without a GPU, host memory in its place."""
+    found = limit_of(device_for(options.device))
+    print(f"limit: {found._asdict()}", flush=True)
+    return found
+
+
+def save(name: str, options: Options, results: Iterable[dict[str, Any]], **more: Any) -> None:
+    """Write ``name.json``."""
     options.out.mkdir(parents=True, exist_ok=True)
     command = f"python benchmarks/{name}.py --runs {options.runs} --rows-gib {options.rows_gib:g}"
-    record = {"benchmark": name, "command": command, "machine": machine(), **more, "results": results}
+    command += " --smoke" if options.smoke else ""
+    record = {"benchmark": name, "command": command, "machine": about(options.device), **more, "results": list(results)}
     (options.out / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def speed(found: Figures, nbytes: float, limit: float) -> dict[str, float]:
+    """Of ``nbytes`` a batch: as a share of ``limit`` GB/s, and in GB/s with the slowest and the fastest run."""
+    rates = {
+        "gb_s": nbytes / found.median / 1e9,
+        "lowest": nbytes / found.slowest / 1e9,
+        "highest": nbytes / found.fastest / 1e9,
+    }
+    return {"share_of_link": rates["gb_s"] / limit, **rates}
 
 
 def report(result: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from _common import Batches, arguments, report, save, uniform
+from _common import arguments, report, save
 
 import rowferry as rf
+from rowferry._bench.workloads import Batches, uniform
 
 
 def plain(table: torch.Tensor, batches: Batches) -> float:
@@ -32,8 +33,8 @@ def ferried(table: torch.Tensor, batches: Batches) -> float:
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    table = torch.randn(1_000_000, 128)
-    batches = Batches(uniform(len(table), 4096, 64), 1_000)
+    table = torch.randn(10_000 if options.smoke else 1_000_000, 128)
+    batches = Batches(uniform(len(table), 4096, 64), options.batches(1_000))
     with rf.Pipeline(table, batch_sampler=batches, device="cpu") as pipe:
         for index, batch in zip(batches, pipe, strict=True):
             if not torch.equal(batch.data, table[torch.from_numpy(index)]):

@@ -1,30 +1,30 @@
-"""From the arguments of a pipeline to its parts: which mover a column gets, streams, arenas, kernels."""
+"""From the arguments of a pipeline to its parts: streams, arenas, kernels; movers come from ``_candidates.py``."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rowferry.stores import Store
 from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
-from ._copy import Copy
+from ._candidates import kernels_available, make_movers
+from ._counters import Counters
 from ._ids import Permute
-from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
+from ._overflow import Overflow
 from ._run import Parts, Settings, Streams
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
-from ._stats import Counters
+from ._timeline import Timeline
 from ._warm import warm
+from ._window import Plan, TorchPlan
 
-MoverName = Literal["auto", "local", "copy", "zero-copy"]
-MOVERS = ("auto", "local", "copy", "zero-copy")
 PERMUTE_BLOCKS = 32
+MOST_DEPTH = 256  # the kernels of a plan number the older windows in a byte
 MOST_BATCHES = 1024  # lookahead="auto": the slot's bytes decide long before, but for tiny batches
 
 
@@ -52,59 +52,12 @@ def make_settings(*, lookahead: Any, depth: Any, writable: bool, fetch: bool) ->
     return Settings(1 if inline else depth, max(lookahead, 1), inline, writable, fetch)
 
 
-def is_local(store: Store, device: Device) -> bool:
-    """Whether the device reads the store's memory directly."""
-    return store.memory is not None and store.device == device.torch and (device.is_cuda or not device.asynchronous)
-
-
-def can_zero_copy(store: Store, device: Device) -> bool:
-    """Whether a kernel of the device may read the store's memory over the bus."""
-    if store.memory is None or store.device.type != "cpu":
-        return False
-    return (store.pinned and _kernels_available(device)) if device.is_cuda else device.asynchronous
-
-
-def why_not(name: str, store: Store, device: Device) -> str | None:
-    """What speaks against mover ``name`` for a store on a device; None when it is possible."""
-    if name == "local" and not is_local(store, device):
-        return f"mover='local' needs the rows in {device.torch} memory; {store.name} is not there"
-    if name == "zero-copy" and not can_zero_copy(store, device):
-        if device.is_cuda and store.pinned:
-            from rowferry.stores._kernels import why_unavailable
-
-            return f"mover='zero-copy' needs its kernels: {why_unavailable()}"
-        return f"mover='zero-copy' needs a PinnedStore and a CUDA device; {store.name} on {device.torch} is neither or not both"
-    return None
-
-
-def mover_name(wanted: str, store: Store, device: Device) -> str:
-    """The mover of one column. ``auto`` goes by store and device.
-
-    Raises:
-        ValueError: unknown, or not possible for this store and device.
-    """
-    if wanted not in MOVERS:
-        raise ValueError(f"mover is {wanted!r}; it must be one of {', '.join(map(repr, MOVERS))}")
-    if wanted != "auto":
-        if reason := why_not(wanted, store, device):
-            raise ValueError(reason)
-        return wanted
-    if is_local(store, device):
-        return "local"
-    return "zero-copy" if can_zero_copy(store, device) else "copy"
-
-
-def make_movers(wanted: str, source: Source, device: Device, threads: int) -> list[list[Mover]]:
-    """A mover for each column of each table."""
-    return [[make_mover(mover_name(wanted, column.store, device), column.store, device, threads) for column in table.columns]
-            for table in source.tables]  # fmt: skip
-
-
 def make_parts(
     source: Source,
     settings: Settings,
     device: Device,
     counters: Counters,
+    overflow: Overflow | None,
     *,
     mover: str,
     staging_bytes: int | None,
@@ -127,26 +80,37 @@ def make_parts(
                 f"a batch of {batch_size} rows takes {needed} bytes and a slot has {arenas.slot_bytes}; pass "
                 f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
             )
-    movers = make_movers(mover, source, device, threads)
+    movers = make_movers(mover, source, device, threads, writable=settings.writable)
     streams, pool = make_streams(device), PinnedPool(device)
-    parts = Parts(source, settings, device, streams, arenas, pool, movers, make_permute(device), counters, os.getpid())
+    timeline = Timeline(device, counters, device.link_rate())
+    plan, permute, pid = make_plan(device, settings.depth), make_permute(device), os.getpid()
+    parts = Parts(source, settings, device, streams, arenas, pool, movers, plan, permute, counters, timeline, overflow, pid)
     warm(parts)
     return parts
 
 
 def make_permute(device: Device) -> Permute | None:
     """Evaluates a shuffled order on the device, by a kernel; None where there is none."""
-    if not device.is_cuda or not _kernels_available(device):
+    if not device.is_cuda or not kernels_available(device):
         return None
-    from rowferry.stores._kernels import kernel  # imports CuPy
+    from rowferry.stores._kernels import kernels  # imports CuPy
 
-    launch = kernel(device.torch, CUDA_SOURCE, "permute_range", 0, 0, 1, 1, 1, 0, 0, 0, 0)
+    launch = kernels(device.torch, CUDA_SOURCE, {"permute_range": (0, 0, 1, 1, 1, 0, 0, 0, 0)})["permute_range"]
 
     def permute(out: Tensor, start: int, permutation: Permutation) -> None:
         numbers = (number - (1 << 64) if number >> 63 else number for number in permutation.parameters())  # as signed
         launch(PERMUTE_BLOCKS, start, out.numel(), *numbers, int(out.dtype == torch.int64), out.data_ptr())
 
     return permute
+
+
+def make_plan(device: Device, depth: int) -> Plan:
+    """Plans windows: by kernels of its own where there are any, else by torch operators."""
+    if not device.is_cuda or not kernels_available(device) or depth > MOST_DEPTH:
+        return TorchPlan()
+    from ._plan_kernels import CudaPlan  # imports CuPy
+
+    return CudaPlan(device.torch)
 
 
 def make_streams(device: Device) -> Streams:
@@ -161,27 +125,3 @@ def thread_count(threads: Any) -> int:
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads is {threads!r}; it must be a positive integer or None")
     return threads
-
-
-def make_mover(name: str, store: Store, device: Device, threads: int) -> Mover:
-    """The mover ``name``, which was found possible, for one column."""
-    if name == "local" or (name == "copy" and device.is_cuda and store.device.type == "cuda"):
-        return Resident(device, store)
-    if name == "zero-copy":
-        return ZeroCopy(device, store, kernels_for(device))
-    return Copy(device, store, threads)
-
-
-def kernels_for(device: Device) -> Kernels:
-    """Row kernels of the device, compiled and warmed."""
-    if not device.is_cuda:
-        return TorchKernels()
-    from rowferry.stores._kernels import RowKernels  # imports CuPy
-
-    return RowKernels(device.torch)
-
-
-def _kernels_available(device: Device) -> bool:
-    from rowferry.stores._kernels import available
-
-    return available(device.torch)

@@ -8,6 +8,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from ._overflow import Overflow
+
 
 class _Base:
     """What both kinds share. A batch's tensors belong to the user: it never changes under them."""
@@ -27,7 +29,7 @@ class _Base:
 class Batch(_Base):
     """Rows on the device, ready on the stream that was current at ``next()``. Unpacks and indexes like its ``data``.
 
-    On a GPU, small batches that follow each other lie side by side in one allocation of at most 8 MiB: keep
+    On a GPU, small batches that follow each other lie side by side in one allocation of at most 32 MiB: keep
     ``batch.data.clone()`` to hold one of many for long.
     """
 
@@ -117,12 +119,17 @@ class WritableBatch(_Base):
         return f"<WritableBatch {self.number}: {_describe(self.values)}>"
 
 
-def spread(values: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values[inverse]`` of any index shape, cast; differentiable in ``values``."""
+def spread(values: Tensor, inverse: Tensor, dtype: torch.dtype, overflow: Overflow | None = None) -> Tensor:
+    """``values[inverse]`` of any index shape, cast; differentiable in ``values``. ``overflow`` counts what became inf."""
     from rowferry.stores._casts import cast
 
     rows = values.index_select(0, inverse.reshape(-1)).view(*inverse.shape, *values.shape[1:])
-    return rows if rows.dtype == dtype else cast(rows, dtype)
+    if rows.dtype == dtype:
+        return rows
+    result = cast(rows, dtype)
+    if overflow is not None:
+        overflow.add(rows.detach(), result.detach())
+    return result
 
 
 def _describe(data: Any) -> str:

@@ -35,6 +35,7 @@ logger = logging.getLogger("rowferry")
 
 CHUNK_BYTES = 1 << 20  # what is taken for a chunk where a store has none: a disk reads it as fast as more
 GROUP_BYTES, GROUP_ROWS, FEWEST_CHUNKS = 64 << 20, 1 << 20, 8  # of a group, unless ``shuffle_chunks`` says so
+SLOT_BYTES = 32 << 20  # of rows that are read in order: a piece for each of two threads
 DEAR = 8  # rows read for a row used, from which a plain shuffle is worth a warning
 
 Shuffle = bool | Literal["chunks"]
@@ -184,6 +185,19 @@ def default_together(stores: Sequence[Store], rows: int) -> int:
     """Chunks of ``rows`` rows that are mixed: about 64 MiB, at most about a million rows, at least 8."""
     row_nbytes = max(sum(store.row_nbytes for store in stores), 1)
     return max(min(GROUP_BYTES // row_nbytes, GROUP_ROWS) // rows, FEWEST_CHUNKS)
+
+
+def staging(batches: BatchSource, source: Source, depth: int, wanted: int | None) -> int | None:
+    """``staging_bytes`` where the user leaves it out and files are read in order, or by chunks: little.
+
+    Large windows save reading where rows are random. Here they save nothing, and small ones stay in the caches.
+    """
+    if not isinstance(batches, ChunkShuffled | _sampling.BuiltIn) or getattr(batches, "shuffle", False):
+        return wanted
+    if wanted is not None or any(store.memory is not None for store in source.stores):
+        return wanted
+    batch_bytes = source.tables[0].row_nbytes * min(batches.batch_size, batches.n_rows)
+    return depth * max(SLOT_BYTES, batch_bytes + batch_bytes // 4)
 
 
 def warn_if_dear(batches: BatchSource, parts: Parts) -> None:

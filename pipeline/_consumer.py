@@ -68,7 +68,9 @@ class Consumer:
             run.slots.end(window.number, keep=bool(window.marked))
             following = run.windows.get(window.number + 1) if run.slots.kept() else None
         lists = self._list(window, following)
-        written = self._device.record(self._stream)
+        if run.parts.overflow is not None:
+            run.parts.overflow.send(self._stream)
+        written = window.passage.written = self._device.record(self._stream, timing=True)
         with run.host.lock:
             window.written = written
             run.slots.written(window.number)
@@ -107,18 +109,21 @@ class Consumer:
         with run.host.lock:
             run.retry = run.drain_error is not None
         run.host.notify()
-        if not run.host.wait(lambda: not run.jobs or (run.drain_error is not None and not run.retry), timeout):
-            return False
-        if run.jobs:
-            assert run.drain_error is not None
-            raise run.drain_error
-        if run.last_landing is not None:
-            run.host.synchronize(run.last_landing)
+        with run.parts.timeline.blocked("drain"):
+            if not run.host.wait(lambda: not run.jobs or (run.drain_error is not None and not run.retry), timeout):
+                return False
+            if run.jobs:
+                assert run.drain_error is not None
+                raise run.drain_error
+            if run.last_landing is not None:
+                run.host.synchronize(run.last_landing)
         return True
 
     def raise_drain_error(self) -> None:
         """A failed drain rises here, and is tried again."""
         run = self._run
+        if run.drain_error is None:
+            return
         with run.host.lock:
             error = run.drain_error if not run.retry else None
             run.retry = run.drain_error is not None
@@ -135,7 +140,8 @@ class Consumer:
         with run.host.lock:
             run.wanted = number
         run.host.notify()
-        with run.parts.counters.waiting(cold=number == 0):
+        met = run.parts.timeline.meet(self._stream)
+        with run.parts.timeline.blocked():
             run.host.wait(lambda: self._arrived(number) or (run.drain_error is not None and not run.retry))
         if not self._arrived(number):
             run.wanted = number - 1
@@ -148,6 +154,7 @@ class Consumer:
         window = run.windows[number]
         assert window.ready is not None
         device.wait(self._stream, window.ready)
+        run.parts.timeline.leave(window.passage, met, self._stream)
         self._window, self._at = window, 0
         if run.parts.settings.writable:
             carry(run, window)
@@ -161,7 +168,9 @@ class Consumer:
         else:
             with run.host.lock:
                 run.slots.begin(number)
-        run.parts.counters.began(len(window.requests), sum(table.distinct for table in window.tables))
+        distinct = [table.distinct for table in window.tables]
+        sizes = [table.row_nbytes for table in run.parts.source.tables]
+        run.parts.counters.began(len(window.requests), sum(distinct), sum(map(int.__mul__, distinct, sizes)))
         run.host.notify()
 
     def _arrived(self, number: int) -> bool:

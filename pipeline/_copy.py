@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rowferry.stores import Store
+from rowferry.stores._casts_on_host import cast_on_host
 from rowferry.stores._device_contract import Device, Event
 from rowferry.stores._rows import split_sorted
 
 from ._engine import Host, Task
-from ._movers import DrainList, pick_rows
+from ._movers import DrainList, FetchList, pick_rows
+from ._runs import are_few, copy_in, copy_out
 from ._staging import typed
 
 PIECE_BYTES = 16 << 20  # a thread's call: measured on 16 cores, pieces of 1 / 4 / 16 MiB gather 5 / 17 / 30 GB/s
@@ -27,15 +29,36 @@ CHUNKED_PIECE_BYTES = 64 << 20  # chunks are decoded once a call, so calls are l
 
 @final
 class Copy:
-    """Host threads gather into small pinned pieces, the copy engine carries them; and the same way back."""
+    """Host threads gather into small pinned pieces, the copy engine carries them; and the same way back.
 
-    name = "copy"
+    Rows of pinned memory that are few long runs go by the copy engine alone.
+
+    Args:
+        threads: most host threads.
+        bus: the store's memory, where the copy engine reads and writes it at full speed; else None.
+        cast: what host threads cast rows to before they cross; None to cross as they are. Only for reading.
+        why: in words, why rows cross this way.
+    """
+
     wants_host_rows = True
     lands_on_host = True
 
-    def __init__(self, device: Device, store: Store, threads: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        store: Store,
+        threads: int,
+        *,
+        bus: Tensor | None = None,
+        cast: torch.dtype | None = None,
+        why: str = "host threads gather rows ahead of use, the copy engine carries them",
+    ) -> None:
+        self.name = "copy" if cast is None else "copy, cast on the host"
+        self.why = why
         self._device = device
         self._store = store
+        self._bus = bus if cast is None else None
+        self._cast = cast
         self._host: Host | None = None
         self._threads = threads
         chunked = store.chunk_rows > 1
@@ -43,29 +66,45 @@ class Copy:
         size = 2 if chunked else threads + 2  # pieces of chunks are gathered one after the other
         self._rings = {"fetch": _Ring(device, size), "drain": _Ring(device, size)}
 
-    def fetch(self, stream: Any, out: Tensor, rows: Tensor, host_rows: NDArray[np.int64] | None) -> Task:
-        del rows
-        assert host_rows is not None
-        device, store, ring = self._device, self._store, self._rings["fetch"]
+    def holds(self, *, host_rows: bool) -> torch.dtype:
+        del host_rows
+        return self._cast or self._store.dtype
+
+    def fetch(self, stream: Any, out: Tensor, wanted: FetchList) -> Task:
+        device, store, ring, rows = self._device, self._store, self._rings["fetch"], wanted.host
+        if self._bus is not None and wanted.runs is not None and are_few(wanted.runs, out):
+            with device.use(stream):
+                copy_in(device, self._bus, wanted.runs, out)
+            return
+        assert rows is not None
 
         def bring(span: tuple[int, int]) -> None:
             start, stop = span
             if not device.asynchronous:
-                store._gather(host_rows[start:stop], out[start:stop])
+                store._gather(rows[start:stop], out[start:stop])
                 return
             with ring.lent() as slot:
                 piece = slot.piece(out[start:stop])
                 device.host_writes(piece)
-                store._gather(host_rows[start:stop], piece)
+                if self._cast is None:
+                    store._gather(rows[start:stop], piece)
+                else:
+                    uncast = slot.uncast(piece, store.dtype)
+                    store._gather(rows[start:stop], uncast)
+                    cast_on_host(uncast, piece)
                 with device.use(stream):
                     device.copy(out[start:stop], piece)
                     slot.event = device.record(stream)
 
-        yield from self._spread(bring, host_rows)
+        yield from self._spread(bring, rows)
 
     def drain(self, stream: Any, listed: DrainList) -> Generator[Any, None, tuple[int | None, Event | None]]:
         device, store, ring = self._device, self._store, self._rings["drain"]
-        places, rows, total = yield from self._compact(stream, listed)
+        if self._bus is not None and listed.runs is not None and are_few(listed.runs, listed.column):
+            with device.use(stream):
+                copy_out(device, listed.column, listed.runs, self._bus)
+                return len(listed.column), device.record(stream)
+        places, rows, total = yield from self._compact(stream, listed)  # after which all drains before have landed
 
         def send(span: tuple[int, int]) -> None:
             start, stop = span
@@ -98,6 +137,10 @@ class Copy:
 
     def bind(self, host: Host) -> None:
         self._host = host
+
+    def rest(self) -> None:
+        for ring in self._rings.values():
+            ring.release()
 
     def held(self) -> int:
         return sum(ring.nbytes for ring in self._rings.values())
@@ -157,6 +200,7 @@ class _RingSlot:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._memory: Tensor | None = None
+        self._uncast: Tensor | None = None
         self.event: Event | None = None
 
     @property
@@ -173,6 +217,17 @@ class _RingSlot:
     def piece(self, like: Tensor) -> Tensor:
         """Pinned memory of the shape and dtype of ``like``."""
         return typed(self.memory(like.numel() * like.element_size()), like.dtype, tuple(like.shape))
+
+    def uncast(self, piece: Tensor, dtype: torch.dtype) -> Tensor:
+        """Ordinary memory for the rows of ``piece`` before their cast."""
+        nbytes = piece.numel() * dtype.itemsize
+        if self._uncast is None or self._uncast.numel() < nbytes:
+            self._uncast = torch.empty(1 << max(nbytes - 1, 4095).bit_length(), dtype=torch.uint8, device="cpu")
+        return typed(self._uncast, dtype, tuple(piece.shape))
+
+    def release(self) -> None:
+        """Give the memory up. Only after ``event`` has passed on the host."""
+        self._memory = self._uncast = None
 
 
 @final
@@ -197,6 +252,13 @@ class _Ring:
             yield slot
         finally:
             self._idle.put(slot)
+
+    def release(self) -> None:
+        """Give up the memory of pieces that nobody has; a thread that is stuck inside a store keeps its own."""
+        for _ in range(self._idle.qsize()):
+            with self.lent() as slot:
+                slot.release()
+        self.numbers.release()
 
     @property
     def nbytes(self) -> int:

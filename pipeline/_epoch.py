@@ -12,10 +12,11 @@ from typing import Any, final
 from rowferry.stores._device_contract import Device
 
 from ._batch import Batch, WritableBatch, spread
+from ._counters import Counters
+from ._overflow import Overflow
 from ._server import Server, Windowed
 from ._serving import Taken
 from ._source import Source
-from ._stats import Counters
 
 logger = logging.getLogger("rowferry")
 
@@ -32,16 +33,19 @@ class Epoch(Iterator[Any]):
         source: Source,
         device: Device,
         counters: Counters,
+        overflow: Overflow | None,
         *,
         on_batch: Callable[[Taken], None],
         on_write: Callable[[], None],
         on_end: Callable[[], None],
+        on_over: Callable[[], None],
     ) -> None:
         self._server = server
         self._source = source
         self._device = device
         self._counters = counters
-        self._on_batch, self._on_write, self._on_end = on_batch, on_write, on_end
+        self._overflow = overflow
+        self._on_batch, self._on_write, self._on_end, self._on_over = on_batch, on_write, on_end, on_over
         self._taken: Taken | None = None
         self._pid = os.getpid()
         self._over = False
@@ -94,8 +98,16 @@ class Epoch(Iterator[Any]):
         self._over = True
         self._taken = None
         self._finalizer.detach()
-        self._counters.epoch_ends()
-        self._server.finish(drain=drain, timeout=timeout)
+        try:
+            self._server.finish(drain=drain, timeout=timeout)
+        finally:
+            self._counters.epoch_ends()
+            self._on_over()
+
+    @property
+    def server(self) -> Server:
+        """What serves its batches."""
+        return self._server
 
     @property
     def over(self) -> bool:
@@ -130,7 +142,9 @@ class Epoch(Iterator[Any]):
             values = batch.values[table.name] if self._source.several else batch.values
             inverse = batch.inverse[table.name] if self._source.several else batch.inverse
             named = table.named(values)
-            columns = [spread(named[number], inverse, column.dtype) for number, column in enumerate(table.columns)]
+            columns = [
+                spread(named[number], inverse, column.dtype, self._overflow) for number, column in enumerate(table.columns)
+            ]
             found.append(table.build(columns))
         return self._source.build(found)
 

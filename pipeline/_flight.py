@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Event
 
+from ._passage import Passage
 from ._sampling import Positions
 from ._staging import Carved
 from ._window import Layout
@@ -74,6 +75,7 @@ class TableWindow:
         distinct: rows of the slot; the first ``fetched`` come from the store.
         sources: windows that the rest is carried from, as (window, first place, end place), in slot order.
         fetch_rows: the fetched rows on the host, where a mover wants them there.
+        runs: all rows of the slot as runs, in the order of their places, when they come from the store and the host knows.
         carved: the slot's columns and marks; set when the slot is claimed.
     """
 
@@ -85,6 +87,7 @@ class TableWindow:
     sources: list[tuple[int, int, int]]
     layout: Layout | None
     fetch_rows: NDArray[np.int64] | None = None
+    runs: tuple[tuple[int, int], ...] | None = None
     carved: Carved | None = None
 
     def span(self, batch: int) -> tuple[int, int]:
@@ -111,7 +114,9 @@ class Window:
         landed: events of kernels that write its rows to the store (writer stream).
         vacated: events after which a later window has copied rows from it.
         marked: columns (table, column) that ``write_back`` touched since the last drain list.
+        written_back: the batches (by place in the window) whose rows of a column (table, column) were written back.
         group: the small batches that were gathered together last (``_serving.Group``).
+        passage: what was noted on its way here, for the account of time.
     """
 
     number: int
@@ -123,7 +128,15 @@ class Window:
     landed: list[Event] = field(default_factory=list)
     vacated: list[Event] = field(default_factory=list)
     marked: set[tuple[int, int]] = field(default_factory=set)
+    written_back: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     group: Any = None
+    passage: Passage = field(default_factory=Passage)
+
+    def changed_whole(self, table: int, column: int) -> bool:
+        """Whether every batch that has rows of the table was written back in this column: each row is as it shall be."""
+        parts = self.tables[table]
+        written = self.written_back.get((table, column), ())
+        return all(batch in written or len(set(parts.pair_span(batch))) == 1 for batch in range(len(self.requests)))
 
     @property
     def source_windows(self) -> set[int]:

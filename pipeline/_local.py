@@ -17,11 +17,12 @@ from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device
 
 from ._containers import map_leaves
+from ._counters import Counters
 from ._flight import Asked, Request
+from ._overflow import Overflow
 from ._requests import Requests
 from ._serving import Taken, check_values
 from ._source import Source, Table
-from ._stats import Counters
 
 
 @final
@@ -29,12 +30,21 @@ class LocalConsumer:
     """``Consumer`` for stores whose memory the device reads directly. One thread."""
 
     def __init__(
-        self, device: Device, source: Source, requests: Requests, counters: Counters, *, writable: bool, fetch: bool
+        self,
+        device: Device,
+        source: Source,
+        requests: Requests,
+        counters: Counters,
+        overflow: Overflow | None,
+        *,
+        writable: bool,
+        fetch: bool,
     ) -> None:
         self._device = device
         self._source = source
         self._requests = requests
         self._counters = counters
+        self._overflow = overflow
         self._writable = writable
         self.fetch = fetch
         self._stream: Any = None
@@ -43,7 +53,9 @@ class LocalConsumer:
     def next(self) -> Taken:
         """The next batch. StopIteration at the end; what the sampler raises."""
         self._enter()
+        start = self._device.now()
         requests, _ended, error = self._requests.take(self._stream, 1)
+        self._counters.waited("sampler", self._device.now() - start)
         if error is not None:
             raise error
         if not requests:
@@ -64,6 +76,8 @@ class LocalConsumer:
             rows += asked.count
             nbytes += asked.count * table.row_nbytes
         self._counters.served(rows, nbytes)
+        if self._overflow is not None:
+            self._overflow.send(self._stream)
         return taken
 
     def write(self, taken: Taken, values: Mapping[tuple[int, int], Tensor]) -> None:
@@ -76,13 +90,19 @@ class LocalConsumer:
         for (table, column), rows in values.items():
             memory = tables[table].columns[column].store.memory
             assert memory is not None
-            as_ints(memory).index_copy_(0, self._rows[table], as_ints(cast(rows.detach(), memory.dtype)))
+            as_ints(memory).index_copy_(0, self._rows[table], as_ints(self._cast(rows.detach(), memory.dtype)))
             self._device.keep(rows.detach(), self._stream)
+        if self._overflow is not None:
+            self._overflow.send(self._stream)
 
     def flush(self) -> None:
         """Wait until what was written is in the store's memory."""
         if self._stream is not None:
             self._device.record(self._stream).synchronize()
+
+    def plan_bytes(self) -> int:
+        """There are no plans."""
+        return 0
 
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """Nothing is on its way: nothing to end."""
@@ -104,8 +124,16 @@ class LocalConsumer:
     def _pick(self, memory: Tensor | None, index: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         assert memory is not None
         rows = as_ints(memory).index_select(0, index).view(memory.dtype)
-        rows = rows if rows.dtype == dtype else cast(rows, dtype)
+        rows = self._cast(rows, dtype)
         return rows.view(*shape, *memory.shape[1:])
+
+    def _cast(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        if rows.dtype == dtype:
+            return rows
+        result = cast(rows, dtype)
+        if self._overflow is not None:
+            self._overflow.add(rows, result)
+        return result
 
     def _on_device(self, asked: Asked) -> Tensor:
         """The rows as a tensor of our own."""

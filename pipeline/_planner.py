@@ -16,8 +16,9 @@ from torch import Tensor
 from ._flight import Request, TableWindow, Window
 from ._ids import bring_ids, id_dtype
 from ._run import Run
+from ._runs import runs_of
 from ._staging import typed
-from ._window import Layout, Older, Sorted, arrange, count
+from ._window import Layout, Older, Sorted
 
 WINDOW_ROWS = 4 << 20  # a window of about a million rows reaches the link's limit; more only costs memory
 
@@ -65,7 +66,7 @@ def plan_window(run: Run, number: int, growth: Growth) -> Generator[Any, None, W
     parts = []
     for table in tables:
         parts.append((yield from table.arrange(fitting)))
-    planned = run.parts.device.record(run.parts.streams.plan)
+    planned = run.parts.device.record(run.parts.streams.plan, timing=True)
     growth.learn(fitting, arenas.needed([part.distinct for part in parts]), max(part.distinct for part in parts))
     if any(table.host_rows is not None for table in tables):
         yield planned
@@ -78,7 +79,7 @@ def _take(run: Run, wanted: int) -> list[Request]:
     """Up to ``wanted`` requests. An error of the sampler waits behind the batches before it."""
     missing = wanted - len(run.backlog)
     if missing > 0 and not run.taken_all and run.pending_error is None:
-        with run.parts.counters.phase("sampler"):
+        with run.parts.timeline.phase("sampler"):
             requests, ended, error = run.requests.take(run.parts.streams.plan, missing)
         with run.host.lock:
             run.backlog.extend(requests)
@@ -188,14 +189,16 @@ class _Counting:
                 self._launch_count(self._ids[:total], self._ends[:batches], self._sorted, scratch)
             layout = self._empty_layout(total, distinct, sizes, pair_ends[-1])
             sorted_, kept_ends = self._sorted, self._ends[:batches]
-            olders = [older.older for _, older in self._older]
+            olders, plan = [older.older for _, older in self._older], self._run.parts.plan
             device.launch(
                 "arrange",
-                lambda: arrange(sorted_, kept_ends, olders, sizes, layout),
+                lambda: plan.arrange(sorted_, kept_ends, olders, sizes, layout),
                 reads=[sorted_.ids, sorted_.order, kept_ends, *_tensors(olders)],
                 writes=layout.tensors(),
             )
             part = TableWindow(ends, pair_ends, self._ids[:total], distinct, sizes[0], sources, layout)
+            if not sources:
+                part.runs = runs_of((request.asked[self._position] for request in self._requests[:batches]), distinct)
             self._start_host_rows(part, layout)
         return part
 
@@ -218,10 +221,10 @@ class _Counting:
             self._device.copy(self.host_rows, layout.rows[: part.fetched])
 
     def _launch_count(self, ids: Tensor, ends: Tensor, out: Sorted, counts: Tensor) -> None:
-        olders = [layout.older for _, layout in self._older]
+        olders, plan = [layout.older for _, layout in self._older], self._run.parts.plan
         self._device.launch(
             "count",
-            lambda: count(ids, ends, olders, out, counts),
+            lambda: plan.count(ids, ends, olders, out, counts),
             reads=[ids, ends, *_tensors(olders)],
             writes=[out.ids, out.order, counts],
         )

@@ -5,26 +5,28 @@ The plan of window w is made while w - 1 is being fetched: on a stream of its ow
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from . import _marks
 from ._engine import Task
 from ._flight import TableWindow, Window
-from ._movers import pick_rows
+from ._movers import FetchList, pick_rows
 from ._planner import Growth, plan_window
 from ._run import DrainJob, Run
 
 
 def produce(run: Run) -> Task:
     """Plan and fill windows until the sampler ends, something fails or the run is closing."""
-    growth = Growth()
+    growth, timeline = Growth(), run.parts.timeline
     number = 0
     while True:
         yield run.may_plan(number)
         if run.closing:
             return
+        passage = timeline.begin(number)
         try:
-            with run.parts.counters.phase("plan"):
+            with timeline.phase("plan"):
                 window = yield from plan_window(run, number, growth)
         except Exception as error:
             _fail(run, error)
@@ -32,15 +34,16 @@ def produce(run: Run) -> Task:
         if window is None:
             _finish(run, number)
             return
+        window.passage, passage.planned = passage, window.planned
         with run.host.lock:
             run.windows[number] = window
             run.slots.plan(number, window.source_windows)
-        with run.parts.counters.phase("slot"):
+        with timeline.phase("slot"):
             yield run.may_claim(number)
         if run.closing:
             return
         try:
-            with run.parts.counters.phase("fetch"):
+            with timeline.phase("fetch"):
                 yield from _fill(run, window)
         except Exception as error:
             if not _replan(run, window, error):
@@ -65,24 +68,27 @@ def _fill(run: Run, window: Window) -> Task:
                 if event is not None:
                     device.wait(stream, event)
         device.wait(stream, window.planned)
+        run.parts.timeline.start_fetch(window.passage, stream, after_drain=before is not None and before.passage.drained)
         for table in window.tables:
             for tensor in table.tensors():
                 device.keep(tensor, stream)
-        carved = run.parts.arenas.carve(window.number, [table.distinct for table in window.tables])
+        carved = run.parts.arenas.carve(window.number, [table.distinct for table in window.tables], _held(run, window))
         for table, part in zip(window.tables, carved, strict=True):
             table.carved = part
             for marks in part.marks if table.distinct else ():
                 _marks.clear(device, marks)
-    if before is not None and settings.fetch:
-        for event in before.landed if _reads_on_host(run) else ():
-            yield event  # host threads read the rows that a kernel wrote
+    if before is not None:
+        run.landings = [event for event in (*run.landings, *before.landed) if not event.query()]
+    if settings.fetch and _reads_on_host(run):
+        for event in run.landings:
+            yield event  # host threads read the rows that kernels wrote, of windows longer ago than this slot's too
     if settings.fetch:
         for position, table in enumerate(window.tables):
-            yield from _fetch(run, position, table)
+            yield from _fetch(run, window, position, table)
     if not settings.writable:
         with device.use(stream):
             carry(run, window)
-    ready = device.record(stream)
+    ready = window.passage.ready = device.record(stream, timing=True)
     with run.host.lock:
         window.ready = ready  # with the slot's point: the consumer goes by this
         run.slots.fill(window.number)
@@ -90,20 +96,30 @@ def _fill(run: Run, window: Window) -> Task:
             run.slots.copied(window.number)
 
 
-def _fetch(run: Run, position: int, table: TableWindow) -> Task:
+def _held(run: Run, window: Window) -> list[list[torch.dtype]]:
+    """What the columns of a window's slot are of, by table."""
+    return [
+        [mover.holds(host_rows=table.fetch_rows is not None) for mover in movers]
+        for movers, table in zip(run.parts.movers, window.tables, strict=True)
+    ]
+
+
+def _fetch(run: Run, window: Window, position: int, table: TableWindow) -> Task:
     """The rows of one table that come from its stores."""
     if not table.fetched or table.layout is None or table.carved is None:
         return
-    rows = table.layout.rows[: table.fetched]
+    wanted = FetchList(table.layout.rows[: table.fetched], table.fetch_rows, table.runs)
     for mover, column, out in zip(
         run.parts.movers[position], run.parts.source.tables[position].columns, table.carved.columns, strict=True
     ):
+        by_host = mover.wants_host_rows  # afterwards another may be chosen
         try:
-            yield from mover.fetch(run.parts.streams.fetch, out[: table.fetched], rows, table.fetch_rows)
+            yield from mover.fetch(run.parts.streams.fetch, out[: table.fetched], wanted)
         except Exception as error:
             error.add_note(f"while fetching {table.fetched} rows of {column.label} ({column.store.name})")
             raise
         run.parts.counters.fetched(table.fetched, column.store.row_nbytes)
+        window.passage.fetched(table.fetched * column.store.row_nbytes, by_host=by_host, store=column.store)
 
 
 def carry(run: Run, window: Window) -> None:
@@ -118,7 +134,7 @@ def carry(run: Run, window: Window) -> None:
             assert table.carved is not None
             for column, out in zip(older.columns, table.carved.columns, strict=True):
                 pick_rows(run.parts.device, "carry", column, places, out=out[start:stop])
-            run.parts.counters.carried(stop - start)
+            run.parts.counters.carried(stop - start, run.parts.source.tables[table_number].row_nbytes)
 
 
 def _carried(table: TableWindow) -> list[Tensor]:

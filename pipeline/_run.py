@@ -11,15 +11,18 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device, Event
 
+from ._counters import Counters
 from ._engine import Host, Predicate
 from ._flight import Request, Window
 from ._ids import Permute
 from ._movers import Mover
+from ._overflow import Overflow
 from ._requests import Requests
 from ._slots import Slots
 from ._source import Source
 from ._staging import Arenas, PinnedPool
-from ._stats import Counters
+from ._timeline import Timeline
+from ._window import Plan
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,13 @@ class Parts:
     pool: PinnedPool
     movers: Sequence[Sequence[Mover]]
     """By table and column."""
+    plan: Plan
     permute: Permute | None
     """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
+    timeline: Timeline
+    overflow: Overflow | None
+    """Counts values that a cast made inf, if asked to."""
     pid: int
     """The process that owns the threads and the device."""
 
@@ -97,6 +104,8 @@ class Run:
         drain_error: what the first job failed with; the next call of the consumer raises it.
         retry: the consumer asked for the failed job to be tried again.
         closing: no more windows; the writer ends when ``jobs`` is empty.
+        landings: drains by kernels that windows fetched since then follow in stream order, and the host does not yet; the
+            producer's alone.
         last_landing: after the newest drain by a kernel; the writer's stream has one order, so it covers those before.
     """
 
@@ -113,6 +122,7 @@ class Run:
     drain_error: BaseException | None = None
     retry: bool = False
     closing: bool = False
+    landings: list[Event] = field(default_factory=list)
     last_landing: Event | None = None
     taken_all: bool = False
     single_until: int = 0
@@ -138,4 +148,5 @@ class Run:
     def queue(self, job: DrainJob) -> None:
         """Append a drain. Under the lock."""
         self.slots.queue_drain(job.window.number)
+        job.window.passage.drained = True
         self.jobs.append(job)

@@ -17,7 +17,7 @@ import logging
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import numpy as np
 import torch
@@ -46,9 +46,7 @@ class Positions:
         return places if self.permutation is None else self.permutation(places)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class StatefulItem:
+class StatefulItem(NamedTuple):
     """One draw: the item, and the sampler's own state just after it (a copy; None where it keeps none)."""
 
     item: Any

@@ -36,6 +36,9 @@ class Server(Protocol):
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """End it: with ``drain``, first write what is left."""
 
+    def plan_bytes(self) -> int:
+        """Device bytes of the plans under way."""
+
 
 @final
 class Windowed:
@@ -45,6 +48,7 @@ class Windowed:
         self.run = Run(parts, host, requests, Slots(parts.settings.depth))
         self._consumer = Consumer(self.run)
         self._finished = False
+        parts.timeline.epoch_begins(host.lock)
         for movers in parts.movers:
             for mover in movers:
                 mover.bind(host)
@@ -65,6 +69,14 @@ class Windowed:
 
     def flush(self) -> None:
         self._consumer.flush()
+
+    def plan_bytes(self) -> int:
+        run = self.run
+        with run.host.lock:
+            windows = [] if self._finished else list(run.windows.values())
+        return sum(
+            tensor.numel() * tensor.itemsize for window in windows for table in window.tables for tensor in table.tensors()
+        )
 
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """Steps, each with its reason: list the last window's rows (they are still only in its slot); wait for the
@@ -87,6 +99,7 @@ class Windowed:
         else:
             self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
             run.parts.pool.reclaim()
+        run.parts.timeline.epoch_ends()
         if error is not None:
             raise error
 

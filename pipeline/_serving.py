@@ -5,6 +5,7 @@ Called by the user's thread, on its current stream. Every tensor that the user r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,11 @@ from rowferry.stores._device_contract import Device
 from . import _marks
 from ._containers import map_leaves
 from ._flight import Request, TableWindow, Window
+from ._overflow import Overflow, made_inf
 from ._run import Run
-from ._source import Column
+from ._source import Column, Table
 
-GROUP_BYTES = 8 << 20  # batches smaller than this are gathered together: a launch costs more than they do
+GROUP_BYTES = 32 << 20  # batches smaller than this are gathered together: a launch costs more than they do
 
 
 @dataclass
@@ -50,68 +52,71 @@ class Group:
     """Small batches of a read-only window, gathered by one launch; each is a part of it.
 
     Attributes:
-        first, last: batches ``first`` to ``last - 1`` of the window.
+        first: batches ``first``, ``first + 1``, ... of the window.
         stream: where it was gathered; another stream gathers anew, for its tensors must come from its own pool.
-        starts: where the ids of ``first`` begin, by table.
+        index: by batch and table, the rows asked for.
+        columns: by batch, table and column, the rows.
     """
 
     first: int
-    last: int
     stream: Any
-    starts: list[int]
-    index: list[Tensor]
-    columns: list[list[Tensor]]
+    index: list[list[Tensor]]
+    columns: list[list[list[Tensor]]]
 
 
 def serve(run: Run, stream: Any, window: Window, batch: int) -> Taken:
     """The ``batch``-th batch of ``window``, ready on ``stream``, which is current."""
-    writable = run.parts.settings.writable
-    request = window.requests[batch]
+    request, tables = window.requests[batch], run.parts.source.tables
     taken = Taken(window, batch, request, _item(run, stream, request))
-    rows = nbytes = 0
-    group = None if writable else _group(run, stream, window, batch)
-    for number, (table, part, asked) in enumerate(zip(run.parts.source.tables, window.tables, request.asked, strict=True)):
-        start, stop = part.span(batch)
-        if group is None:
+    if run.parts.settings.writable:
+        for part, asked in zip(window.tables, request.asked, strict=True):
+            start, stop = part.span(batch)
             taken.index.append(_integers(run.parts.device, part.ids[start:stop]).view(asked.shape))
             _serve_distinct(run, taken, part, asked.shape)
-        else:
-            start, stop = start - group.starts[number], stop - group.starts[number]
-            taken.index.append(group.index[number][start:stop].view(asked.shape))
-            taken.columns.append([rows_[start:stop].view(*asked.shape, *rows_.shape[1:]) for rows_ in group.columns[number]])
-        rows += asked.count
-        nbytes += asked.count * table.row_nbytes
-    run.parts.counters.served(rows, nbytes)
+    else:
+        group: Group | None = window.group
+        if group is None or not 0 <= batch - group.first < len(group.index) or group.stream != stream:
+            group = window.group = _gather(run, stream, window, batch)
+        taken.index, taken.columns = group.index[batch - group.first], group.columns[batch - group.first]
+    rows = [asked.count for asked in request.asked]
+    run.parts.counters.served(sum(rows), sum(map(_nbytes, rows, tables)))
     return taken
 
 
-def _group(run: Run, stream: Any, window: Window, batch: int) -> Group:
-    """The group that ``batch`` is in, gathered now when it is not there yet."""
-    group: Group | None = window.group
-    if group is not None and group.first <= batch < group.last and group.stream == stream:
-        return group
+def _nbytes(rows: int, table: Table) -> int:
+    return rows * table.row_nbytes
+
+
+def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
+    """The batches from ``first`` on that are served together, gathered now."""
     device, tables = run.parts.device, run.parts.source.tables
-    last, nbytes = batch, 0
     most = GROUP_BYTES if device.asynchronous else 0  # where a launch costs nothing, each batch has memory of its own
-    while last < len(window.requests) and (last == batch or nbytes < most):
-        asked = window.requests[last].asked
-        nbytes += sum(one.count * table.row_nbytes for one, table in zip(asked, tables, strict=True))
-        if last > batch and nbytes > most:
+    last, nbytes = first, 0
+    for request in window.requests[first:]:
+        nbytes += sum(one.count * table.row_nbytes for one, table in zip(request.asked, tables, strict=True))
+        if last > first and nbytes > most:
             break
         last += 1
-    group = window.group = Group(batch, last, stream, [], [], [])
-    for table, part in zip(tables, window.tables, strict=True):
-        start, stop = part.span(batch)[0], part.span(last - 1)[1]
+    index, columns = [], []
+    for number, (table, part) in enumerate(zip(tables, window.tables, strict=True)):
+        start, stop = part.span(first)[0], part.span(last - 1)[1]
         places = part.layout.places[start:stop] if part.layout else None
-        group.starts.append(start)
-        group.index.append(_integers(device, part.ids[start:stop]))
-        group.columns.append(
-            [
-                _pick(device, source, places, stop - start, column.dtype, exact=True)
-                for source, column in zip(_columns(part), table.columns, strict=True)
-            ]
-        )
-    return group
+        shapes = [request.asked[number].shape for request in window.requests[first:last]]
+        index.append(_parts(_integers(device, part.ids[start:stop]), shapes))
+        found = []
+        for source, column in zip(_columns(part), table.columns, strict=True):
+            rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.overflow)
+            found.append(_parts(rows, shapes))
+        columns.append(list(map(list, zip(*found, strict=True))))
+    return Group(first, stream, list(map(list, zip(*index, strict=True))), list(map(list, zip(*columns, strict=True))))
+
+
+def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+    """Views of ``rows``, one after the other, that have ``shapes`` in place of its first dimension."""
+    parts: Sequence[Tensor] = rows.split([math.prod(shape) for shape in shapes])
+    if all(len(shape) == 1 for shape in shapes):
+        return parts
+    return [part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def check_values(rows: Any, column: Column, count: int, device: Device) -> None:
@@ -143,10 +148,11 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         assert part.layout.batch_places is not None
         assert part.carved is not None
         places, rows = part.layout.batch_places[start:stop], rows.detach()
-        _put(device, part.carved.columns[column], places, rows)
+        _put(device, part.carved.columns[column], places, rows, run.parts.overflow)
         _marks.mark(device, part.carved.marks[column], places)
         device.keep(rows, stream)
         window.marked.add((table, column))
+        window.written_back.setdefault((table, column), set()).add(batch)
 
 
 def empty_rows(device: Device, count: int, row_shape: Sequence[int], dtype: torch.dtype, *, exact: bool) -> Tensor:
@@ -175,14 +181,18 @@ def _serve_distinct(run: Run, taken: Taken, part: TableWindow, shape: tuple[int,
     taken.columns.append([_pick(device, source, fetched, last - first, source.dtype, exact=False) for source in _columns(part)])
 
 
-def _put(device: Device, target: Tensor, places: Tensor, rows: Tensor) -> None:
+def _put(device: Device, target: Tensor, places: Tensor, rows: Tensor, overflow: Overflow | None) -> None:
     """``target[places] = rows``, rounded to ``target``'s dtype."""
-    device.launch(
-        "write",
-        lambda: as_ints(target).index_copy_(0, places, as_ints(cast(rows, target.dtype))),
-        reads=[rows, places, target],
-        writes=[target],
-    )
+    total = overflow.total() if overflow is not None and rows.dtype != target.dtype else None
+
+    def put() -> None:
+        rounded = cast(rows, target.dtype)
+        as_ints(target).index_copy_(0, places, as_ints(rounded))
+        if total is not None:
+            total.add_(made_inf(rows, rounded))
+
+    counts = [] if total is None else [total]
+    device.launch("write", put, reads=[rows, places, target, *counts], writes=[target, *counts])
 
 
 def _columns(part: TableWindow) -> tuple[Tensor, ...]:
@@ -190,10 +200,20 @@ def _columns(part: TableWindow) -> tuple[Tensor, ...]:
     return part.carved.columns
 
 
-def _pick(device: Device, source: Tensor, places: Tensor | None, count: int, dtype: torch.dtype, *, exact: bool) -> Tensor:
+def _pick(
+    device: Device,
+    source: Tensor,
+    places: Tensor | None,
+    count: int,
+    dtype: torch.dtype,
+    *,
+    exact: bool,
+    overflow: Overflow | None = None,
+) -> Tensor:
     """``source[places]`` cast to ``dtype``, in a fresh tensor; uninitialised without ``places``."""
     out = empty_rows(device, count, source.shape[1:], dtype, exact=exact)
     if count and places is not None:
+        total = overflow.total() if overflow is not None and dtype != source.dtype else None
         if dtype == source.dtype:
 
             def pick() -> None:
@@ -201,9 +221,13 @@ def _pick(device: Device, source: Tensor, places: Tensor | None, count: int, dty
         else:
 
             def pick() -> None:
-                out.copy_(cast(as_ints(source).index_select(0, places).view(source.dtype), dtype))
+                chosen = as_ints(source).index_select(0, places).view(source.dtype)
+                out.copy_(cast(chosen, dtype))
+                if total is not None:
+                    total.add_(made_inf(chosen, out))
 
-        device.launch("serve", pick, reads=[source, places], writes=[out])
+        counts = [] if total is None else [total]
+        device.launch("serve", pick, reads=[source, places, *counts], writes=[out, *counts])
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
@@ -68,16 +69,21 @@ class Arenas:
         """Whether one slot holds ``rows`` distinct rows of each table."""
         return self.needed(rows) <= self.slot_bytes
 
-    def carve(self, number: int, rows: Sequence[int]) -> list[Carved]:
-        """The parts of window ``number``'s slot, one a table, uninitialised. Views, no copy."""
+    def carve(self, number: int, rows: Sequence[int], dtypes: Sequence[Sequence[torch.dtype]]) -> list[Carved]:
+        """The parts of window ``number``'s slot, one a table, uninitialised. Views, no copy.
+
+        Args:
+            rows: distinct rows of each table.
+            dtypes: of each table's columns: the store's, or a narrower one that rows are cast to before they cross.
+        """
         arena = self._arenas[number % self.depth]
         offset = 0
         parts = []
-        for table, count in zip(self._source.tables, rows, strict=True):
+        for table, count, held in zip(self._source.tables, rows, dtypes, strict=True):
             columns, marks = [], []
-            for column in table.columns:
-                size = count * column.store.row_nbytes
-                columns.append(arena[offset : offset + size].view(column.store.dtype).view(count, *column.store.row_shape))
+            for column, dtype in zip(table.columns, held, strict=True):
+                size = count * column.store.row_nbytes // column.store.dtype.itemsize * dtype.itemsize
+                columns.append(arena[offset : offset + size].view(dtype).view(count, *column.store.row_shape))
                 offset += _aligned(size)
             for _ in table.columns if self._writable else ():
                 marks.append(arena[offset : offset + count])
@@ -100,7 +106,8 @@ class PinnedPool:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._free: list[tuple[Tensor, Event | None]] = []
+        self._idle: defaultdict[int, deque[Tensor]] = defaultdict(deque)  # by size
+        self._busy: defaultdict[int, deque[tuple[Tensor, Event]]] = defaultdict(deque)  # ... until their events have passed
         self._all: list[Tensor] = []
         self.nbytes = 0
 
@@ -108,22 +115,28 @@ class PinnedPool:
         """A buffer of at least ``nbytes`` bytes (uint8, 1-d) that nobody uses any more."""
         exact = _power_of_two(nbytes)
         for size in (exact, 2 * exact):
-            for position, (buffer, event) in enumerate(self._free):
-                if buffer.numel() == size and (event is None or event.query()):
-                    del self._free[position]
-                    return buffer
-        size = _power_of_two(nbytes)
-        self.nbytes += size
-        self._all.append(self._device.pinned(size))
+            busy, idle = self._busy[size], self._idle[size]
+            while busy and busy[0][1].query():
+                idle.append(busy.popleft()[0])
+            if idle:
+                return idle.popleft()
+        self.nbytes += exact
+        self._all.append(self._device.pinned(exact))
         return self._all[-1]
 
     def reclaim(self) -> None:
         """Every buffer is free again. Only when all work that used one has passed: an epoch ended in the middle."""
-        self._free = [(buffer, None) for buffer in self._all]
+        self._busy.clear()
+        self._idle.clear()
+        for buffer in self._all:
+            self._idle[buffer.numel()].append(buffer)
 
     def give(self, buffer: Tensor, event: Event | None) -> None:
         """``buffer`` may be lent again once ``event`` has passed."""
-        self._free.append((buffer, event))
+        if event is None:
+            self._idle[buffer.numel()].append(buffer)
+        else:
+            self._busy[buffer.numel()].append((buffer, event))
 
     def upload(self, host: Tensor) -> tuple[Tensor, Tensor]:
         """``host`` copied into a pinned buffer: a view of ``host``'s shape and dtype, and the buffer to give back."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rowferry.stores._casts import cast
 
-from ._assembly import MoverName
+from ._candidates import MoverName
 from ._stats import Stats
 from ._table_batch import LookupBatch, Put, TableBatch, TablesBatch, grown, rounded_up
 from ._table_core import Core
@@ -35,6 +35,7 @@ class Moving(TypedDict, total=False):
     staging_bytes: int | None
     threads: int | None
     mover: MoverName
+    count_inf: bool
 
 
 @final

@@ -9,7 +9,7 @@ from rowferry.stores._bytes import as_ints
 
 from ._ids import id_dtype
 from ._run import Parts
-from ._window import Layout, Older, Sorted, arrange, count
+from ._window import Layout, Older, Sorted
 
 
 def warm(parts: Parts) -> None:
@@ -41,7 +41,7 @@ def _plan(parts: Parts, dtype: torch.dtype) -> None:
     ends = torch.tensor([2, 4], device=here)
     older = [Older(ids[:1].clone(), torch.zeros(1, dtype=torch.int64, device=here))]
     found = Sorted(torch.empty_like(ids), torch.empty(4, dtype=torch.int64, device=here))
-    count(ids, ends, older, found, torch.empty((3, 2), dtype=torch.int64, device=here))
+    parts.plan.count(ids, ends, older, found, torch.empty((3, 2), dtype=torch.int64, device=here))
     numbers = torch.empty((6, 4), dtype=torch.int64, device=here)
     writable = parts.settings.writable
     layout = Layout(
@@ -52,9 +52,10 @@ def _plan(parts: Parts, dtype: torch.dtype) -> None:
         batch_places=numbers[3] if writable else None,
         inverse=numbers[4] if writable else None,
     )
-    arrange(found, ends, older, [3, 1], layout)
+    parts.plan.arrange(found, ends, older, [3, 1], layout)
     marks = torch.zeros(4, dtype=torch.uint8, device=here)
     if writable:
         marks.index_fill_(0, layout.places, 1)
         marks.sub_(marks.clone())
+        torch.sum(marks, 0, keepdim=True, dtype=torch.int64, out=numbers[5][:1])
         torch.cumsum(marks[layout.places], 0, out=numbers[5])

@@ -7,13 +7,15 @@ and where they come from (the caller reads that back and decides how many batche
 The slot holds the distinct rows grouped by source: first those from the store, ascending, then those carried from
 the window before, ascending, then from the one before that. So what comes from one place is one block of the slot.
 
-Everything here is torch operators on tensors of one device, without a host sync: it runs on a stream.
+Everything here is torch operators on tensors of one device, without a host sync: it runs on a stream. It is also the
+oracle of ``_plan_kernels``, which does the same on CUDA.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
@@ -72,50 +74,63 @@ class Layout:
         return found + [tensor for tensor in (self.batch_places, self.inverse) if tensor is not None]
 
 
-def count(ids: Tensor, ends: Tensor, older: Sequence[Older], out: Sorted, counts: Tensor) -> None:
-    """Sort ``ids`` and count, after each batch, what the window holds so far.
+class Plan(Protocol):
+    """The two steps, on the current stream."""
 
-    Args:
-        ids: row numbers ``(n,)``, int32 or int64, in range, n > 0.
-        ends: where each batch ends among them, int64 ``(b,)``.
-        older: windows that rows may be carried from, newest first.
-        out: gets the sorted ids.
-        counts: int64 ``(2 + len(older), b)``, gets, after each batch: rows from the store; rows carried from each of
-            ``older``; pairs of (batch, distinct row).
-    """
-    torch.sort(ids, stable=True, out=(out.ids, out.order))
-    first, pair = _firsts(out, ends)
-    source, _ = _sources(out.ids, older)
-    for line in range(len(older) + 1):
-        _cumulative(first & (source == line), out.order, ends, counts[line])
-    _cumulative(pair, out.order, ends, counts[-1])
+    def count(self, ids: Tensor, ends: Tensor, older: Sequence[Older], out: Sorted, counts: Tensor) -> None:
+        """Sort ``ids`` and count, after each batch, what the window holds so far.
+
+        Args:
+            ids: row numbers ``(n,)``, int32 or int64, in range, n > 0.
+            ends: where each batch ends among them, int64 ``(b,)``.
+            older: windows that rows may be carried from, newest first.
+            out: gets the sorted ids.
+            counts: int64 ``(2 + len(older), b)``, gets, after each batch: rows from the store; rows carried from each of
+                ``older``; pairs of (batch, distinct row).
+        """
+
+    def arrange(self, sorted_: Sorted, ends: Tensor, older: Sequence[Older], sizes: Sequence[int], out: Layout) -> None:
+        """Lay out a window: see ``Layout``.
+
+        Args:
+            sorted_: from ``count`` over the same ids.
+            sizes: the last column of ``count``'s counts but for the pairs: rows from the store, then from each of ``older``.
+        """
 
 
-def arrange(sorted_: Sorted, ends: Tensor, older: Sequence[Older], sizes: Sequence[int], out: Layout) -> None:
-    """Lay out a window: see ``Layout``.
+@final
+class TorchPlan:
+    """The plan by torch operators, on any device."""
 
-    Args:
-        sorted_: from ``count`` over the same ids.
-        sizes: the last column of ``count``'s counts but for the pairs: rows from the store, then from each of ``older``.
-    """
-    ids, order = sorted_.ids, sorted_.order
-    first, pair = _firsts(sorted_, ends)
-    source, older_places = _sources(ids, older)
-    place = torch.zeros_like(order)
-    base = 0
-    for line, size in enumerate(sizes):
-        mine = source == line
-        place = torch.where(mine, torch.cumsum(first & mine, 0) + (base - 1), place)
-        if line:
-            _scatter_where(mine, place - base, older_places, out.carried[line - 1])
-        base += size
-    out.places.scatter_(0, order, place)
-    out.rows.scatter_(0, place, ids)
-    rank = torch.cumsum(first, 0) - 1
-    out.older.rows.scatter_(0, rank, ids)
-    out.older.places.scatter_(0, rank, place)
-    if out.batch_places is not None and out.inverse is not None:
-        _pairs(pair, order, place, ends, out.batch_places, out.inverse)
+    def count(self, ids: Tensor, ends: Tensor, older: Sequence[Older], out: Sorted, counts: Tensor) -> None:
+        """See ``Plan``."""
+        torch.sort(ids, stable=True, out=(out.ids, out.order))
+        first, pair = _firsts(out, ends)
+        source, _ = _sources(out.ids, older)
+        for line in range(len(older) + 1):
+            _cumulative(first & (source == line), out.order, ends, counts[line])
+        _cumulative(pair, out.order, ends, counts[-1])
+
+    def arrange(self, sorted_: Sorted, ends: Tensor, older: Sequence[Older], sizes: Sequence[int], out: Layout) -> None:
+        """See ``Plan``."""
+        ids, order = sorted_.ids, sorted_.order
+        first, pair = _firsts(sorted_, ends)
+        source, older_places = _sources(ids, older)
+        place = torch.zeros_like(order)
+        base = 0
+        for line, size in enumerate(sizes):
+            mine = source == line
+            place = torch.where(mine, torch.cumsum(first & mine, 0) + (base - 1), place)
+            if line:
+                _scatter_where(mine, place - base, older_places, out.carried[line - 1])
+            base += size
+        out.places.scatter_(0, order, place)
+        out.rows.scatter_(0, place, ids)
+        rank = torch.cumsum(first, 0) - 1
+        out.older.rows.scatter_(0, rank, ids)
+        out.older.places.scatter_(0, rank, place)
+        if out.batch_places is not None and out.inverse is not None:
+            spread_pairs(pair, order, place, ends, out.batch_places, out.inverse)
 
 
 def _firsts(sorted_: Sorted, ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,8 +173,15 @@ def _scatter_where(mask: Tensor, at: Tensor, values: Tensor, out: Tensor) -> Non
     out.copy_(spare[:-1])
 
 
-def _pairs(pair: Tensor, order: Tensor, place: Tensor, ends: Tensor, batch_places: Tensor, inverse: Tensor) -> None:
-    """Each batch's own distinct rows: sort the (row, batch) pairs, which are in row order, stably by batch."""
+def spread_pairs(pair: Tensor, order: Tensor, place: Tensor, ends: Tensor, batch_places: Tensor, inverse: Tensor) -> None:
+    """Each batch's own distinct rows, and each asked id's place among them: see ``Layout``.
+
+    The (row, batch) pairs, which are in row order, are sorted stably by batch.
+
+    Args:
+        pair: bool ``(n,)``, where a distinct row of a batch begins among the sorted ids.
+        order, place: of each sorted id its asked position, and its row's place in the slot.
+    """
     total = batch_places.numel()
     number = torch.cumsum(pair, 0) - 1  # which pair each sorted id belongs to
     batch = torch.bucketize(order, ends, right=True)

@@ -53,18 +53,18 @@ def _drain(run: Run, job: DrainJob) -> Task:
             for tensor in (marks, *table.layout.tensors()):
                 device.keep(tensor, stream)
         mover = run.parts.movers[table_number][column_number]
-        if mover.lands_on_host and run.last_landing is not None:
-            yield run.last_landing  # drains land in order, whatever their paths
-        listed = DrainList(
-            table.carved.columns[column_number], marks, table.layout.rows, table.layout.older.rows, table.layout.older.places
-        )
+        older, whole = table.layout.older, window.changed_whole(table_number, column_number)
+        runs = table.runs if whole else None
+        listed = DrainList(table.carved.columns[column_number], marks, table.layout.rows, older.rows, older.places, runs)
         store = run.parts.source.tables[table_number].columns[column_number].store
         try:
-            moved, landed = yield from mover.drain(stream, listed)
+            with run.parts.timeline.draining(stream, marks, store.row_nbytes, by_host=mover.lands_on_host):
+                moved, landed = yield from mover.drain(stream, listed)
         except Exception as error:
             error.add_note(f"while writing rows to {store.name}")
             raise
-        run.parts.counters.drained(moved, store.row_nbytes)
+        if moved is not None:
+            run.parts.timeline.moved(moved, store.row_nbytes)
         if landed is not None:
             with run.host.lock:
                 window.landed.append(landed)

@@ -13,17 +13,20 @@ import torch
 
 from rowferry.stores._device_contract import Device
 
-from . import _assembly, _chunk_shuffle, _claims
+from . import _assembly, _candidates, _chunk_shuffle, _claims
+from ._account import Account
+from ._counters import Counters
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
+from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
 from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
-from ._stats import Counters, Stats
+from ._stats import Stats
 
 logger = logging.getLogger("rowferry")
 
@@ -53,11 +56,13 @@ class Pipeline:
         lookahead: most batches planned and fetched together, "auto" for as many as fit; 0 does everything inside
             ``next()``, without a thread.
         depth: slots; two is double buffering.
-        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free.
+        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free, and 64 MiB
+            where files are read in order or by chunks.
         threads: most host threads that gather rows; by default the cores of the process, at most 16.
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
-        mover: "auto", "local", "copy" or "zero-copy".
+        mover: "auto" measures those that are possible on the first windows; "local", "copy" or "zero-copy" is taken as it is.
+        count_inf: count finite values that a cast makes infinite (``stats().values_made_inf``). It reads cast values again.
 
     Raises:
         ValueError, TypeError: the arguments do not fit together. PermissionError: writable over a read-only store.
@@ -86,7 +91,8 @@ class Pipeline:
         threads: int | None = None,
         writable: bool = False,
         fetch: bool = True,
-        mover: _assembly.MoverName = "auto",
+        mover: _candidates.MoverName = "auto",
+        count_inf: bool = False,
     ) -> None:
         self._closed = False
         self._pid = os.getpid()
@@ -98,23 +104,19 @@ class Pipeline:
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
         self._device: Device = _assembly.resolve_device_object(device)
-        self._counters = Counters()
-        self._movers = [_assembly.mover_name(mover, store, self._device) for store in self._source.stores]
+        staging_bytes = _chunk_shuffle.staging(self._batches, self._source, self._settings.depth, staging_bytes)
+        self._counters = Counters(self._device.now)
+        self._overflow = Overflow(self._device, self._counters) if count_inf else None
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
         self._parts: Parts | None = None
-        if any(name != "local" for name in self._movers):
+        if not _candidates.is_all_local(mover, self._source, self._device):
             self._parts = _assembly.make_parts(
-                self._source,
-                self._settings,
-                self._device,
-                self._counters,
-                mover=mover,
-                staging_bytes=staging_bytes,
-                batch_size=batch_size,
-                threads=self._threads,
-            )
+                self._source, self._settings, self._device, self._counters, self._overflow,
+                mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
+            )  # fmt: skip
             _chunk_shuffle.warn_if_dear(self._batches, self._parts)
+        self._account = Account(self._device, self._counters, self._source, self._parts, self._overflow)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
@@ -150,6 +152,7 @@ class Pipeline:
                 self._source,
                 requests,
                 self._counters,
+                self._overflow,
                 writable=self._settings.writable,
                 fetch=self._settings.fetch,
             )
@@ -160,9 +163,11 @@ class Pipeline:
             self._source,
             self._device,
             self._counters,
+            self._overflow,
             on_batch=self._served,
             on_write=self._progress.wrote,
             on_end=self._progress.end,
+            on_over=self._account.epoch_begins(epoch),
         )
         self._live = weakref.ref(live)
         return live
@@ -217,14 +222,8 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
-        parts = self._parts
-        held = 0 if parts is None else parts.pool.nbytes + sum(mover.held() for movers in parts.movers for mover in movers)
-        return self._counters.snapshot(
-            mover=", ".join(dict.fromkeys(self._movers)),
-            device=str(self._device.torch),
-            bytes_staging=0 if parts is None else parts.arenas.nbytes,
-            bytes_pinned=held,
-        )
+        live = self._live() if self._live is not None else None
+        return self._account.stats(live.server if live is not None else None)
 
     # ---- writing and ending ---------------------------------------------------------------------------------
 
@@ -255,6 +254,7 @@ class Pipeline:
         try:
             self._end_live(timeout)
         finally:
+            self._account.close()
             self._parts = None
             if self._claim is not None:
                 self._claim.release()
@@ -271,9 +271,9 @@ class Pipeline:
             f"{column.label} ({len(column.store):,} rows of {column.store.row_nbytes:,} bytes)" for column in columns
         )
         way = "read, changed and written back" if self._settings.writable else "read"
-        movers = ", ".join(dict.fromkeys(self._movers))
+        stats = self.stats()
         state = "closed" if self._closed else f"epoch {self._progress.epoch}, batch {self._progress.batch}"
-        return f"<Pipeline: {what} {way} on {self._device.torch} by {movers}; {state}; {self.stats().verdict}>"
+        return f"<Pipeline: {what} {way} on {stats.device} by {stats.mover}; {state}; {stats.verdict}>"
 
     def _require_usable(self) -> None:
         refuse_fork(self._pid)

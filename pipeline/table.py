@@ -113,7 +113,7 @@ class RowTable:
             pad_rows: weight, gradient and state are rounded up to a multiple of it, with zero rows that are never stored.
             device: see RowTable.
             moving: the Pipeline's keywords: ``batch_size``, ``shuffle``, ``drop_last``, ``sampler``, ``seed``,
-                ``lookahead``, ``depth``, ``staging_bytes``, ``threads``, ``mover``.
+                ``lookahead``, ``depth``, ``staging_bytes``, ``threads``, ``mover``, ``count_inf``.
 
         Raises:
             PermissionError: the weights are read-only and ``train``. ValueError: another device than before; as Pipeline.

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from numpy.typing import NDArray
 from ._casts import cast, castable
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
+
+if TYPE_CHECKING:  # the contract imports no backend
+    from ._page_cache import PageCache
 
 PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
 
@@ -44,6 +47,7 @@ class Store(ABC):
         memory: all rows as one C-contiguous tensor without a copy, or None when rows must be fetched (a file
             in another byte order, chunks, a URL). Writing to it writes the store.
         pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
+        page_cache: the file that ``memory`` maps read-only, where a GPU may read its pages once they are locked; else None.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
         block_rows: rows that lie together in the file, where it has chunks; else 1. ``shuffle="chunks"`` keeps them
@@ -58,6 +62,7 @@ class Store(ABC):
     device: torch.device = torch.device("cpu")
     memory: torch.Tensor | None = None
     pinned: bool = False
+    page_cache: PageCache | None = None
     chunk_rows: int = 1
     block_rows: int = 1
 

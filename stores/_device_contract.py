@@ -27,7 +27,7 @@ from torch import dtype as Dtype  # a device has an attribute "torch", which hid
 
 @runtime_checkable
 class Event(Protocol):
-    """A point in a stream's work. Made by ``Device.record``, recorded once, never again."""
+    """A point in a stream's work. Made by ``Device.record``, recorded once, and again only after ``Device.recycle``."""
 
     def query(self) -> bool:
         """Whether the work before it has run. Any thread, never blocks."""
@@ -61,7 +61,13 @@ class Device(Protocol):
         """Make ``stream`` the calling thread's current one inside the block (and this device the current one)."""
 
     def record(self, stream: Any, *, timing: bool = False) -> Event:
-        """A new event after all that was launched on ``stream`` so far."""
+        """A new event after all that was launched on ``stream`` so far; with ``timing`` it knows when it passed."""
+
+    def recycle(self, event: Event) -> None:
+        """Nobody asks ``event`` anything any more, and it was recorded with ``timing``: a later ``record`` may use it anew."""
+
+    def now(self) -> float:
+        """Seconds of the host's clock, from any start."""
 
     def wait(self, stream: Any, event: Event) -> None:
         """What is launched on ``stream`` from now on runs after ``event``. Never blocks the host."""
@@ -92,6 +98,10 @@ class Device(Protocol):
 
     def free_bytes(self) -> int:
         """Bytes that an allocation could get now, blocks that torch holds unused included."""
+
+    def link_rate(self) -> float | None:
+        """Bytes a second that the copy engine brings from pinned memory, measured once a process, which blocks for some
+        10 ms; None where nothing crosses a link."""
 
     def capturing(self) -> bool:
         """Whether the current stream is being captured into a graph."""

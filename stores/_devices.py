@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
@@ -62,6 +64,7 @@ def device_for(device: torch.device | str | int | None) -> Device:
     return CudaDevice(wanted) if wanted.type == "cuda" else CpuDevice()
 
 
+@final
 class _Passed:
     """An event of a device that runs everything at once."""
 
@@ -77,6 +80,23 @@ class _Passed:
 
 
 PASSED = _Passed()
+
+
+@final
+class _Moment:
+    """An event with timing of a device that runs everything at once: the moment when it was recorded."""
+
+    def __init__(self) -> None:
+        self._at = time.perf_counter()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _Moment) -> float:
+        return (end._at - self._at) * 1e3
 
 
 @final
@@ -98,9 +118,15 @@ class CpuDevice:
         del stream
         return contextlib.nullcontext()
 
-    def record(self, stream: Any, *, timing: bool = False) -> _Passed:
-        del stream, timing
-        return PASSED
+    def record(self, stream: Any, *, timing: bool = False) -> _Passed | _Moment:
+        del stream
+        return _Moment() if timing else PASSED
+
+    def recycle(self, event: Any) -> None:
+        del event
+
+    def now(self) -> float:
+        return time.perf_counter()
 
     def wait(self, stream: Any, event: Any) -> None:
         del stream, event
@@ -139,6 +165,9 @@ class CpuDevice:
         except (OSError, KeyError, ValueError):
             return 4 << 30  # not Linux: assume a small machine rather than a large one
 
+    def link_rate(self) -> None:
+        return None
+
     def capturing(self) -> bool:
         return False
 
@@ -156,6 +185,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self.torch = device
         self._streams: dict[int, torch.cuda.Stream] = {}  # torch's objects by handle: making one costs ten microseconds
+        self._timers: deque[torch.cuda.Event] = deque()  # recycled; any thread appends and pops
 
     def stream(self, name: str, *, high_priority: bool = False) -> torch.cuda.Stream:
         del name
@@ -173,9 +203,20 @@ class CudaDevice:
         return torch.cuda.stream(stream)
 
     def record(self, stream: Any, *, timing: bool = False) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call, unused-ignore]
+        try:
+            event = self._timers.popleft() if timing else None
+        except IndexError:
+            event = None
+        if event is None:
+            event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call, unused-ignore]
         event.record(stream)
         return event
+
+    def recycle(self, event: Any) -> None:
+        self._timers.append(event)
+
+    def now(self) -> float:
+        return time.perf_counter()
 
     def wait(self, stream: Any, event: Any) -> None:
         if event is not PASSED:
@@ -213,6 +254,11 @@ class CudaDevice:
         free, _total = torch.cuda.mem_get_info(self.torch)
         held = torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
         return free + held
+
+    def link_rate(self) -> float:
+        from ._link import link_rate
+
+        return link_rate(self)
 
     def capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 
-BLOCKS = 8  # saturate the bus for rows of 512 bytes and more, and leave the other multiprocessors to the training step
+BLOCKS = 8  # enough to saturate the bus, and the other multiprocessors are left to the training step
+GATHER_BLOCKS = 4  # keep 256 KiB in flight: more does not read faster, and what queues on the bus delays every launch
 _INDEX_NAMES = {torch.int32: "int32", torch.int64: "int64"}
 
 
@@ -80,7 +81,9 @@ class RowKernels:
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._module = _module(self.device.index)
 
-    def gather(self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int = BLOCKS) -> None:
+    def gather(
+        self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int = GATHER_BLOCKS
+    ) -> None:
         """``out[i] = source[rows[i]]``, or ``out[places[i]]``, by bytes.
 
         Args:
@@ -200,21 +203,23 @@ def _require_cupy() -> None:
         raise ImportError(reason)
 
 
-def kernel(device: torch.device, source: str, function: str, *nothing: int) -> Callable[..., None]:
-    """A kernel of somebody else's ``source``, compiled and loaded: ``launch(blocks, *arguments)`` on torch's current stream.
+def kernels(device: torch.device, source: str, functions: Mapping[str, Sequence[int]]) -> dict[str, Callable[..., None]]:
+    """Kernels of somebody else's ``source``, compiled and loaded: ``launch(blocks, *arguments)`` on torch's current stream.
 
     Args:
-        source: CUDA C++; ``function`` takes pointers and ``long long`` numbers only.
-        nothing: arguments with which a launch does nothing; it is made once, since CUDA loads code at its first launch.
+        source: CUDA C++; its functions take pointers and ``long long`` numbers only.
+        functions: names, and arguments with which a launch does nothing: it is made once, since CUDA loads code at its
+            first launch.
 
     Raises:
         ImportError: CuPy is missing or does not work; the message names the extra.
     """
     _require_cupy()
     module = _module(torch.cuda.current_device() if device.index is None else device.index)
-    module.add(source, [function])
-    module.launch(function, 1, *nothing)
-    return functools.partial(module.launch, function)
+    module.add(source, functions)
+    for name, nothing in functions.items():
+        module.launch(name, 1, *nothing)
+    return {name: functools.partial(module.launch, name) for name in functions}
 
 
 @functools.cache

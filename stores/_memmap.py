@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ._contract import Store
 from ._files import Mode, lock_writer, reserve, unlock_writer
 from ._npy import MOST_HEADER_BYTES, NpyHeader, header_bytes, parse_header
+from ._page_cache import PageCache
 from ._rows import as_slice
 from ._views import HostRows
 
@@ -39,6 +40,9 @@ class MemmapStore(Store):
     mapping it is a read-only one, writing to which crashes; that is logged). ``"r+"``: one store at a time, in any
     process, has the file (``BlockingIOError`` names the process), until ``close`` or its death; the disk space of a
     sparse file is reserved (``OSError`` when there is too little), so that no later write can fail for it.
+
+    A file opened with ``"r"`` that is mostly in the page cache, and fits there, can be page-locked without a copy; see
+    ``page_cache``. Views of it keep it locked; the store itself never locks it.
 
     ``flush()`` has nothing to do, for a mapped file survives its process; ``flush(sync=True)`` is fsync.
 
@@ -91,6 +95,8 @@ class MemmapStore(Store):
             reserve(self._fd, needed, file)
         self._rows: HostRows | None = HostRows(self._array(header), header.dtype)
         self.memory = self._rows.memory
+        if self.memory is not None and header.nbytes and not self.writable:
+            self.page_cache = PageCache(self._fd, header, self.name)
 
     def _array(self, header: NpyHeader) -> NDArray[Any]:
         order: Literal["C", "F"] = "F" if header.fortran else "C"
@@ -146,7 +152,7 @@ class MemmapStore(Store):
             os.fsync(self._fd)
 
     def _close(self) -> None:
-        self.memory, self._rows = None, None
+        self.memory, self._rows, self.page_cache = None, None, None
         self._release()
 
     def _held(self) -> HostRows:

@@ -18,6 +18,7 @@ import mmap
 import os
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -52,7 +53,7 @@ def pinned_bytes(nbytes: int) -> torch.Tensor:
         with torch.inference_mode(False):
             return torch.empty(0, dtype=torch.uint8, device="cpu")
     locked = torch.cuda.is_available()
-    if locked and nbytes > (free := CpuDevice().free_bytes()):
+    if locked and nbytes > (free := available_memory()):
         raise MemoryError(
             f"cannot page-lock {nbytes:,} bytes: {free:,} bytes of memory are available; "
             "use a smaller table, a narrower dtype, or a store on disk"
@@ -63,30 +64,41 @@ def pinned_bytes(nbytes: int) -> torch.Tensor:
         _touch(array)  # faulting pages in by many threads is several times faster than letting the driver do it
         lock = Registration(array.ctypes.data, nbytes, _PORTABLE | _MAPPED)
         # The storage holds the array, so the array dies last; the mapping is an argument, so it outlives the lock.
-        finalizer = weakref.finalize(array, _release, lock, mapping)
+        finalizer = weakref.finalize(array, release, lock, mapping)
         finalizer.atexit = False  # at exit the process gives all back at once, and CUDA may be gone already
     with torch.inference_mode(False):
         return torch.from_numpy(array)
 
 
-def pin_mapping(tensor: torch.Tensor) -> Registration | None:
-    """Lock the pages under a CPU tensor that maps a file read-only, so that kernels may read it where it lies.
+def can_lock() -> bool:
+    """Whether there is CUDA to lock pages for. Initialises nothing."""
+    return torch.cuda.is_available()
 
-    Nothing is copied; the file's pages are read in and stay in the page cache. The caller keeps the handle and
-    calls ``release`` before the mapping goes away. None, and a line in the log, where the machine refuses it (no
-    CUDA, a file larger than memory, a driver without read-only registration); the tensor is then as it was.
+
+def lock_read_only(pointer: int, nbytes: int) -> Registration:
+    """Lock the pages at ``pointer``, the start of a mapping of a file that cannot be written, for GPUs to read.
+
+    Nothing is copied; the file's pages are read in and stay in the page cache. The caller calls ``release`` before the
+    mapping goes away.
+
+    Raises:
+        MemoryError: the driver refused (a file larger than memory, no read-only registration); nothing is locked.
     """
-    if not tensor.nbytes or not torch.cuda.is_available():
-        return None
-    if not tensor.is_contiguous():
-        raise ValueError("only a contiguous tensor can be page-locked; pass the store's whole memory")
-    first = tensor.data_ptr() & -mmap.PAGESIZE
-    last = tensor.data_ptr() + tensor.nbytes
+    return Registration(pointer, nbytes, _PORTABLE | _MAPPED | _READ_ONLY)
+
+
+def available_memory() -> int:
+    """Bytes that this process could still take, its container's limit counted: the page cache can be given up for them."""
+    free = CpuDevice().free_bytes()
+    group = Path("/sys/fs/cgroup")  # inside a container its own group, elsewhere the root, which has no limit
     try:
-        return Registration(first, last - first, _PORTABLE | _MAPPED | _READ_ONLY)
-    except MemoryError as refused:
-        _log.info("the mapped file stays pageable and is read through the host: %s", refused)
-        return None
+        limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except OSError:
+        return free
+    if limit == "max":
+        return free
+    return max(min(free, int(limit) - used + int(cached["active_file"]) + int(cached["inactive_file"])), 0)
 
 
 @final
@@ -164,7 +176,7 @@ def _touch(array: NDArray[np.uint8]) -> None:
         list(pool.map(touch, starts))
 
 
-def _release(lock: Registration, mapping: Any) -> None:
+def release(lock: Registration, mapping: Any) -> None:
     """What a dead tensor leaves: unlock, and only then let go of the mapping, which unmaps it."""
     lock.release()
     del mapping

@@ -41,16 +41,22 @@ def check_index(index: Any, n: int, name: str, *, negative: bool = True) -> tupl
             return np.empty(0, np.int64), array.shape
         raise TypeError(f"index for {name} is of {array.dtype}; row numbers must be integers, or a bool mask of length {n}")
     flat = array.reshape(-1)
-    if flat.size:
+    if flat.size and not _all_below(flat, n):
         low, high = int(flat.min()), int(flat.max())
         if low < (-n if negative else 0) or high >= n:
             bad = high if high >= n else low
             allowed = f"{-n if negative else 0} to {n - 1}" if n else "none, it has no rows"
             raise IndexError(f"row {bad} is out of range for {name} with {n} rows (allowed: {allowed})")
         flat = flat.astype(np.int64, copy=False)
-        if low < 0:
-            flat = np.where(flat < 0, flat + n, flat)
+        flat = np.where(flat < 0, flat + n, flat)
     return np.ascontiguousarray(flat, dtype=np.int64), array.shape
+
+
+def _all_below(flat: NDArray[Any], n: int) -> bool:
+    """Whether all are in ``[0, n)``, in one pass: as unsigned numbers, negative ones are the largest."""
+    if n > 1 << (8 * flat.itemsize - 1):  # a negative one could be below n
+        return False
+    return int(flat.view(flat.dtype.str.replace("i", "u")).max()) < n
 
 
 def to_host(index: Any, n: int) -> NDArray[Any]:

@@ -80,20 +80,19 @@ class DecodedReader:
     def gather(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
         """As of ``RangeReader``."""
         distinct, inverse = ascending(rows)
-        found = self._read(distinct)
-        if found.dtype.kind not in "biufc":
-            found = found.view(target.dtype)  # raw bits, or a type that NumPy has only by a package
-        found = found.astype(target.dtype, copy=False)
-        if inverse is None:
-            np.copyto(target, found)
+        found = target if inverse is None else np.empty((distinct.size, *target.shape[1:]), target.dtype)
+        if self._tensorstore is not None:
+            if self._strict:
+                self._require_files(distinct)
+            self._tensorstore.read(distinct, found)
         else:
+            decoded = self._read(distinct)
+            decoded = decoded.view(target.dtype) if decoded.dtype.kind == "V" else decoded
+            np.copyto(found, decoded, casting="equiv")  # another byte order is all that may differ
+        if inverse is not None:
             np.take(found, inverse, axis=0, out=target, mode="clip")  # "clip" writes into out without a buffer
 
     def _read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        if self._tensorstore is not None:
-            if self._strict:
-                self._require_files(rows)
-            return self._tensorstore.read(rows)
         chunk_rows = self._array.chunks[0]
         row_nbytes = math.prod(self._selection.lengths) * self._array.dtype.itemsize
         numbers = rows // chunk_rows

@@ -14,6 +14,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
+from ._rows import as_slice
 from ._select import Selection
 
 _log = logging.getLogger("rowferry")
@@ -36,7 +37,7 @@ class TensorStoreRows:
     def __init__(self, array: zarr.Array[Any], directory: Path, selection: Selection, cache_bytes: int) -> None:
         import tensorstore
 
-        self._open = tensorstore.open
+        self._open, self._array = tensorstore.open, tensorstore.array
         self._context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
         self._spec = {
             "driver": "zarr" if array.metadata.zarr_format == 2 else "zarr3",
@@ -54,9 +55,15 @@ class TensorStoreRows:
             raise ValueError(f"tensorstore sees {opened.shape} {opened.dtype}, zarr {self._shape}, {self._itemsize} bytes each")
         self._rows = opened[(slice(None), *self._part)] if self._part else opened
 
-    def read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """Ascending distinct ``rows``: a fresh array ``(len(rows), *selection.shape)``."""
-        return np.asarray(self._rows[rows].read(order="C").result())
+    def read(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
+        """Ascending distinct ``rows`` into ``target``, ``(len(rows), *selection.shape)``, of the elements' size."""
+        span = as_slice(rows)
+        found = self._rows[rows if span is None else span]
+        bits = target.view(found.dtype.numpy_dtype.newbyteorder("="))  # bfloat16 is a type of its own here
+        if found.dtype.numpy_dtype.isnative:
+            self._array(bits, copy=False, write=True).write(found).result()
+        else:
+            np.copyto(bits, found.read(order="C").result())
 
 
 def open_rows(

@@ -18,8 +18,10 @@ EVERYTHING = [*SHIPPED, *(path for top in ("tests", "benchmarks", "examples") fo
 
 # What -> the only files that may name it. A backend is imported by one store; the rest asks the store.
 ONLY_IN = {
-    "zarr": ("stores/_zarr*.py",),
-    "cupy": ("stores/_kernels.py", "stores/_pinned.py"),
+    "zarr": ("stores/_zarr*.py", "src/rowferry/_bench/zarr_rows.py"),
+    "tensorstore": ("stores/_zarr_tensorstore.py",),
+    "cupy": ("stores/_kernels.py", "stores/_pinned.py", "src/rowferry/_bench/peers.py"),
+    "matplotlib": ("src/rowferry/_bench/plot.py",),
     "pynvml": ("src/rowferry/_commands/_link.py", "src/rowferry/_commands/_gpu.py"),
     "typer": ("src/rowferry/cli.py", "src/rowferry/_commands/*.py"),
     "rich": ("src/rowferry/_commands/*.py",),
@@ -36,7 +38,7 @@ ONLY_IN = {
 }
 
 # A layer may import those after it, never those before.
-LAYERS = ("cli", "_commands", "pipeline", "stores")
+LAYERS = ("cli", "_commands", "_bench", "pipeline", "stores")
 
 
 def name(path: Path) -> str:

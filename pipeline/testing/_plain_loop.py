@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rowferry.pipeline._assembly import make_mover
-from rowferry.pipeline._movers import Crossed
 from rowferry.pipeline.loader import Pipeline
 from rowferry.stores import ArrayStore, Store
 from rowferry.stores.testing import FailingStore, SimulatedDevice
 
 from ._host import SimulatedHost
+from ._judges import set_movers
 from ._programs import Outcome as Outcome
 from ._programs import Program as Program
 from ._programs import Setting as Setting
@@ -51,7 +50,7 @@ def run_pipeline(program: Program, setting: Setting, seed: int, device: Simulate
             writable=setting.writable,
             staging_bytes=(1 if setting.lookahead == 0 else setting.depth) * (setting.slot_rows // 8 * 256 * 4),
         )
-    _set_movers(pipe, mover)
+    set_movers(pipe, mover, seed)
     host = SimulatedHost(device, seed + 1)
     if setting.lookahead:
         pipe._new_host = lambda: host
@@ -81,20 +80,6 @@ class _Labelled:
 
 def _fill(device: SimulatedDevice, label: Tensor, number: int) -> None:
     device.launch("label", lambda: label.fill_(number), writes=[label])
-
-
-def _set_movers(pipe: Pipeline, name: str) -> None:
-    """All four pairs of read path and write path."""
-    parts = pipe._parts
-    assert parts is not None
-    for table, movers in zip(parts.source.tables, parts.movers, strict=True):
-        for number, column in enumerate(table.columns):
-            kernel = make_mover("zero-copy" if column.store.memory is not None else "copy", column.store, parts.device, 1)
-            copy = make_mover("copy", column.store, parts.device, 1)
-            chosen = {"copy": copy, "zero-copy": kernel, "mixed": Crossed(kernel, copy), "mixed-back": Crossed(copy, kernel)}[
-                name
-            ]
-            movers[number] = chosen  # type: ignore[index]  # a list, made for this
 
 
 def _consume(

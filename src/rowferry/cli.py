@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from ._commands._versions import own_version
+from ._commands.bench import bench
 from ._commands.convert import convert
 from ._commands.demo import demo
 from ._commands.doctor import doctor
 from ._commands.inspect import inspect
+from ._commands.plan import plan
 from ._commands.stream import stream
 
 app = typer.Typer(add_completion=False, help="Ferry rows between large stores and the GPU while it trains.")
@@ -19,6 +21,8 @@ app.command()(stream)
 app.command()(convert)
 app.command()(doctor)
 app.command()(demo)
+app.command()(plan)
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)

@@ -3,6 +3,7 @@
 Needs pytest. A store of your own passes the contract when a subclass of ``StoreContract`` with its ``make`` does.
 """
 
+from ._hostile import CostlyStore as CostlyStore
 from ._hostile import FailingStore as FailingStore
 from ._hostile import SlowStore as SlowStore
 from ._oracle import OracleStore as OracleStore
@@ -16,6 +17,7 @@ from ._values import write_npy_file as write_npy_file
 
 __all__ = [
     "EVERY_DTYPE",
+    "CostlyStore",
     "FailingStore",
     "OracleStore",
     "ReadOnlyContract",

@@ -1,9 +1,9 @@
-"""Stores that are slow or fail on demand, around any other store."""
+"""Stores that are slow, take a given time or fail on demand, around any other store."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import final
 
 import numpy as np
@@ -68,6 +68,35 @@ class SlowStore(_Around):
         if not gate.is_set():
             self.blocked.set()
             gate.wait()
+
+
+@final
+class CostlyStore(_Around):
+    """Calls ``read`` or ``write`` with the bytes of each access, to spend their time (``SimulatedDevice.spend``).
+
+    Args:
+        in_memory: it shows the memory of ``inner``, as a store does that needs no backend.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        read: Callable[[int], None] = lambda nbytes: None,
+        write: Callable[[int], None] = lambda nbytes: None,
+        in_memory: bool = False,
+    ) -> None:
+        super().__init__(inner)
+        self._read, self._write = read, write
+        self.memory = inner.memory if in_memory else None
+
+    def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+        self._read(out.numel() * out.itemsize)
+        self.inner._gather(rows, out)
+
+    def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
+        self._write(values.numel() * values.itemsize)
+        self.inner._scatter(rows, values)
 
 
 @final

@@ -9,6 +9,8 @@ Guarantees:
 - Memory of ``empty`` and ``pinned`` is poisoned (bytes 0xA5) before it is lent. A block whose last reference died
   belongs at once to the pool of the stream it was allocated on, and is poisoned there in stream order, unless ``keep``
   named other streams: then it returns when their work up to the death has passed. Queued work keeps no memory alive.
+- Time is simulated too, and the same on every seed: work takes what ``cost`` says, from when its stream, the events that
+  it waits for and the host that launched it are there. A host spends time in ``spend`` and where it waits for events.
 - A launched function finds poison in memory of the device that its launch did not list; an in-place change of memory
   that is not under ``writes`` is a ContractError.
 
@@ -38,16 +40,9 @@ from rowferry.stores._devices import PASSED
 
 from ._simulated_allocator import Allocator, ContractError
 from ._simulated_clocks import RaceError, joined
+from ._simulated_knobs import Cost, Drop, a_millisecond, drop_nothing
 from ._simulated_launch import taken
 from ._simulated_queue import HostLock, Hosts, Mark, SimulatedEvent, SimulatedStream, Wait, Work
-
-Drop = Callable[[str, SimulatedStream, SimulatedEvent | None, int], bool]
-
-
-def drop_nothing(kind: str, stream: SimulatedStream, event: SimulatedEvent | None, number: int) -> bool:
-    """The ``drop`` of a device that does all it is asked."""
-    del kind, stream, event, number
-    return False
 
 
 @final
@@ -59,6 +54,8 @@ class SimulatedDevice:
         ran: how often work of each name has run.
         drop: asked at each ``wait``, ``record`` and ``keep`` (its name, stream, event or None, number of this kind's call
             from 0); True leaves it out. A record left out gives an event that orders nothing and has passed.
+        link: what ``link_rate`` gives.
+        cost: seconds that work takes: of its stream, its name, and the bytes that it writes (or reads, if it writes none).
     """
 
     torch = torch.device("cpu")
@@ -69,6 +66,8 @@ class SimulatedDevice:
         self.log: list[tuple[str, str]] = []
         self.ran: Counter[str] = Counter()
         self.drop: Drop = drop_nothing
+        self.cost: Cost = a_millisecond
+        self.link: float | None = None
         self._free_bytes = free_bytes
         self._random = random.Random(seed)
         self._hosts = Hosts()
@@ -105,13 +104,23 @@ class SimulatedDevice:
 
     def record(self, stream: SimulatedStream, *, timing: bool = False) -> SimulatedEvent:
         with self._begin():
-            event = SimulatedEvent(self, f"event {self._calls['record']} of {stream}", timing)
+            event = SimulatedEvent(self, f"event {self._calls['record']} of {stream}", timing, self.now())
             if self._dropped("record", stream, event):
-                event.passed_at = self.ran.total()
+                event.passed_at = event.since
                 return event
             stream.clock = event.clock = joined(stream.clock, self._hosts.current().clock)
             stream.queue.append(Mark(event))
             return event
+
+    def recycle(self, event: Any) -> None:
+        event.recycled = True
+
+    def now(self) -> float:
+        return self._hosts.current().time
+
+    def spend(self, seconds: float) -> None:
+        """The calling host works for so long."""
+        self._hosts.current().time += seconds
 
     def wait(self, stream: SimulatedStream, event: Any) -> None:
         if event is PASSED:
@@ -135,6 +144,8 @@ class SimulatedDevice:
         with self._lock:
             while not self.query_event(event):
                 self.step()
+            host = self._hosts.current()
+            host.time = max(host.time, event.passed_at or 0.0)
 
     # ---- memory ---------------------------------------------------------------------------------------------
 
@@ -196,7 +207,8 @@ class SimulatedDevice:
             for tensors, write in ((reads, False), (writes, True)):
                 for tensor in tensors:
                     self._memory.touch(tensor, clock, stream.actor, time, name, write)
-            work = Work(name)
+            nbytes = sum(tensor.numel() * tensor.itemsize for tensor in writes or reads)
+            work = Work(name, since=self.now(), nbytes=nbytes)
             work.fn = taken(fn, lambda tensor: self._memory.given(work, tensor, reads, writes))
             stream.queue.append(work)
 
@@ -220,6 +232,9 @@ class SimulatedDevice:
         """Run everything. Orders no host: use events for that."""
         while self.step():
             pass
+
+    def link_rate(self) -> float | None:
+        return self.link
 
     def capturing(self) -> bool:
         return False
@@ -269,11 +284,13 @@ class SimulatedDevice:
 
     def _run(self, stream: SimulatedStream, entry: Work | Mark | Wait) -> None:
         if isinstance(entry, Mark):
-            entry.event.passed_at = self.ran.total()
+            entry.event.passed_at = stream.time = max(stream.time, entry.event.since)
         elif isinstance(entry, Work) and entry.fn is not None:
             self._running = entry
             self.log.append((stream.name, entry.name))
             self.ran[entry.name] += 1
+            if not entry.free:
+                stream.time = max(stream.time, entry.since) + self.cost(stream.name, entry.name, entry.nbytes)
             try:
                 entry.fn()
             finally:

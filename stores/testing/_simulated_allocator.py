@@ -126,7 +126,7 @@ class Allocator:
         assert stream is not None
         clock, time = stream.next(clock)
         self._remember(block, Access(stream.actor, time, why, True, 0, block.capacity), clock)
-        stream.queue.append(Work("poison", block.fill))
+        stream.queue.append(Work("poison", block.fill, free=True))
 
     # ---- check each use -------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ class Allocator:
 
 def _mark(stream: SimulatedStream) -> SimulatedEvent:
     """An event of the allocator's own, that no host ever waits for."""
-    event = SimulatedEvent(None, f"end of keep on {stream}", timing=False)
+    event = SimulatedEvent(None, f"end of keep on {stream}", timing=False, since=0.0)
     event.clock = stream.clock
     stream.queue.append(Mark(event))
     return event

@@ -24,17 +24,20 @@ class _Owner(Protocol):
 
 @final
 class SimulatedEvent:
-    """See ``Event``. ``passed_at``: the work that had run on the device when it passed, None before."""
+    """See ``Event``. ``passed_at``: the simulated second at which it passed, None before; ``since``: when it was recorded."""
 
-    def __init__(self, owner: _Owner | None, name: str, timing: bool) -> None:
+    def __init__(self, owner: _Owner | None, name: str, timing: bool, since: float) -> None:
         self.name = name
         self.clock: Clock = {}
-        self.passed_at: int | None = None
+        self.since = since
+        self.passed_at: float | None = None
+        self.recycled = False
         self._owner = owner
         self._timing = timing
 
     def query(self) -> bool:
         assert self._owner is not None
+        assert not self.recycled
         return self._owner.query_event(self)
 
     def synchronize(self) -> None:
@@ -42,10 +45,12 @@ class SimulatedEvent:
         self._owner.wait_for_event(self)
 
     def elapsed_time(self, end: SimulatedEvent) -> float:
-        """Work that ran on the device in between; a millisecond each."""
+        """Simulated milliseconds in between, which work and hosts spent."""
+        if self.recycled or end.recycled:
+            raise ValueError(f"elapsed_time from {self} to {end}: one of them was recycled")
         if not (self._timing and end._timing) or self.passed_at is None or end.passed_at is None:
             raise ValueError(f"elapsed_time from {self} to {end}: both must be recorded with timing=True and have passed")
-        return float(end.passed_at - self.passed_at)
+        return (end.passed_at - self.passed_at) * 1e3
 
     def __repr__(self) -> str:
         return f"<{self.name}, {'pending' if self.passed_at is None else 'passed'}>"
@@ -53,11 +58,22 @@ class SimulatedEvent:
 
 @final
 class Work:
-    """A launched function. ``fn`` is dropped when it has run."""
+    """A launched function. ``fn`` is dropped when it has run.
 
-    def __init__(self, name: str, fn: Callable[[], Any] | None = None) -> None:
+    Attributes:
+        since: the second at which it was launched.
+        nbytes: bytes that it moves.
+        free: it takes no time: poison, which only this device has.
+    """
+
+    def __init__(
+        self, name: str, fn: Callable[[], Any] | None = None, *, since: float = 0.0, nbytes: int = 0, free: bool = False
+    ) -> None:
         self.name = name
         self.fn = fn
+        self.since = since
+        self.nbytes = nbytes
+        self.free = free
         self.read_only: list[tuple[torch.Tensor, int, str]] = []
         """Tensors that ``fn`` may not change: alias, its version at launch, what errors call it."""
 
@@ -85,6 +101,8 @@ class SimulatedStream:
     def __init__(self, name: str, weight: int) -> None:
         self.name = name
         self.weight = weight
+        self.time = 0.0
+        """The simulated second at which its work so far is done."""
         self.clock: Clock = {}
         self.queue: deque[Work | Mark | Wait] = deque()
 
@@ -109,6 +127,7 @@ class SimulatedStream:
             if head.event.passed_at is None:
                 return False
             self.queue.popleft()
+            self.time = max(self.time, head.event.passed_at)
         return False
 
     def __repr__(self) -> str:
@@ -123,6 +142,8 @@ class Host:
         self.actor = f"host {name}"
         self.clock: Clock = {}
         self.stream: SimulatedStream | None = None
+        self.time = 0.0
+        """Its simulated second."""
 
     def next(self) -> tuple[Clock, int]:
         """The clock of one more access, and its time on this host."""

@@ -67,7 +67,7 @@ def draw_wide(seed: int) -> tuple[Program, Setting]:
     setting = Setting(
         lookahead=rng.choice((2, 3, 4, 8, 16)),
         depth=rng.choice((1, 2, 2, 3, 4)),
-        mover=rng.choice(("copy", "zero-copy", "mixed", "mixed-back")),
+        mover=rng.choice(("copy", "zero-copy", "mixed", "mixed-back", "changing", "changing")),
         writable=writable,
         slot_rows=rng.choice((16, 24, 32)),
         streams=rng.choice((1, 1, 2)),

@@ -13,24 +13,11 @@ import pytest
 import torch
 
 import rowferry as rf
-from rowferry.pipeline._assembly import make_mover
-from rowferry.pipeline._movers import Crossed
+from rowferry.pipeline.testing._judges import PAIRS, set_movers
 
 pytestmark = pytest.mark.gpu
 
-MOVERS = ("copy", "zero-copy", "kernel in, copy out", "copy in, kernel out")
-
-
-def set_movers(pipe: rf.Pipeline, name: str) -> None:
-    """All four pairs of read path and write path."""
-    parts = pipe._parts
-    assert parts is not None
-    for table, movers in zip(parts.source.tables, parts.movers, strict=True):
-        for number, column in enumerate(table.columns):
-            kernel = make_mover("zero-copy", column.store, parts.device, 4)
-            copy = make_mover("copy", column.store, parts.device, 4)
-            pairs = {"copy": copy, "zero-copy": kernel, MOVERS[2]: Crossed(kernel, copy), MOVERS[3]: Crossed(copy, kernel)}
-            movers[number] = pairs[name]  # type: ignore[index]  # a list, made for this
+MOVERS = (*PAIRS, "changing")
 
 
 def random_batches(seed: int, rows: int, count: int = 60) -> list[Any]:
@@ -63,7 +50,7 @@ def test_every_batch_and_the_store_equal_the_plain_loop(mover: str, lookahead: i
         with rf.Pipeline(
             store, batch_sampler=batches, writable=True, lookahead=lookahead, depth=depth, device="cuda", staging_bytes=staging
         ) as pipe:
-            set_movers(pipe, mover)
+            set_movers(pipe, mover, seed)
             iterator = iter(pipe)
             for number, index in enumerate(batches):
                 with torch.cuda.stream(streams[number % 2 if seed else 0]):

@@ -34,6 +34,8 @@ ORDERING = ("wait", "record", "keep")
 SEEDS = 400  # of each kind of schedule; nearly all sites show in the first twenty that reach them
 
 ELSEWHERE = {
+    "_chosen.py": "events that only tell the time: nothing is ordered by them",
+    "_clock.py": "tells times; nothing is ordered by it",
     "_warm.py": "runs at construction, on CUDA only, and waits for itself",
     "prefetch.py": "has schedules of its own",
     "_local.py": "runs on the consumer's stream alone; the simulated device has no rows of its own to read directly",

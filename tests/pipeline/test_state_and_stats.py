@@ -105,9 +105,9 @@ def test_a_loop_that_waits_is_told_what_for(ahead: Make, numbered: Callable[...,
         list(batches)
         opener.join()
         stats = pipe.stats()
-    assert stats.wait_seconds["fetch"] > 0.2
+    assert stats.wait_seconds["store"] > 0.2
     assert stats.waited <= stats.seconds
-    assert "most for: fetch" in stats.verdict
+    assert "most for: store" in stats.verdict
 
 
 def test_a_snapshot_is_frozen_and_plain(pipeline: Make, numbered: Callable[..., Tensor]) -> None:

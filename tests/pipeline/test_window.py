@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rowferry.pipeline._window import Layout, Older, Sorted, arrange, count
+from rowferry.pipeline._window import Layout, Older, Plan, Sorted, TorchPlan
 
 BATCHES = st.lists(st.lists(st.integers(0, 11), max_size=6), min_size=1, max_size=5).filter(any)
 OLDER = st.lists(st.sets(st.integers(0, 11), max_size=6), max_size=3)
@@ -27,32 +28,42 @@ class Planned:
     layout: Layout
 
 
-def plan(batches: list[list[int]], older_rows: list[set[int]], dtype: torch.dtype = torch.int64) -> Planned:
+def plan(
+    batches: list[list[int]],
+    older_rows: list[set[int]],
+    dtype: torch.dtype = torch.int64,
+    steps: Plan | None = None,
+    device: str = "cpu",
+) -> Planned:
+    steps = steps or TorchPlan()
     rng = np.random.default_rng(len(batches))
-    ids = torch.tensor([row for batch in batches for row in batch], dtype=dtype)
-    ends = torch.tensor(np.cumsum([len(batch) for batch in batches]))
+    ids = torch.tensor([row for batch in batches for row in batch], dtype=dtype, device=device)
+    ends = torch.tensor(np.cumsum([len(batch) for batch in batches]), device=device)
     older = [
-        Older(torch.tensor(sorted(rows), dtype=dtype), torch.from_numpy(rng.permutation(len(rows)).astype(np.int64)))
+        Older(
+            torch.tensor(sorted(rows), dtype=dtype, device=device),
+            torch.from_numpy(rng.permutation(len(rows)).astype(np.int64)).to(device),
+        )
         for rows in older_rows
     ]
-    found = Sorted(torch.empty_like(ids), torch.empty(len(ids), dtype=torch.int64))
-    counts = torch.empty((2 + len(older), len(batches)), dtype=torch.int64)
-    count(ids, ends, older, found, counts)
+    found = Sorted(torch.empty_like(ids), torch.empty_like(ids, dtype=torch.int64))
+    counts = torch.empty((2 + len(older), len(batches)), dtype=torch.int64, device=device)
+    steps.count(ids, ends, older, found, counts)
     sizes = counts[:-1, -1].tolist()
     distinct, pairs = sum(sizes), int(counts[-1, -1])
 
     def numbers(size: int) -> Tensor:
-        return torch.full((size,), -99)
+        return torch.full((size,), -99, device=device)
 
     layout = Layout(
-        rows=torch.empty(distinct, dtype=dtype),
+        rows=torch.empty(distinct, dtype=dtype, device=device),
         places=numbers(len(ids)),
-        older=Older(torch.empty(distinct, dtype=dtype), numbers(distinct)),
+        older=Older(torch.empty(distinct, dtype=dtype, device=device), numbers(distinct)),
         carried=tuple(numbers(size) for size in sizes[1:]),
         batch_places=numbers(pairs),
         inverse=numbers(len(ids)),
     )
-    arrange(found, ends, older, sizes, layout)
+    steps.arrange(found, ends, older, sizes, layout)
     return Planned(ids, ends.tolist(), older, counts, sizes, layout)
 
 
@@ -110,3 +121,31 @@ def test_row_numbers_of_either_width_give_the_same_plan(dtype: torch.dtype) -> N
     assert narrow.layout.rows.dtype == dtype
     assert narrow.layout.rows.tolist() == wide.layout.rows.tolist() == [2, 3, 1]
     assert narrow.layout.places.tolist() == wide.layout.places.tolist()
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
+def test_the_kernels_of_a_plan_compile(architecture: str, compile_cuda: Callable[..., str]) -> None:
+    from rowferry.pipeline._plan_kernels import CUDA_SOURCE
+
+    assert compile_cuda(CUDA_SOURCE, architecture) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("rows", "batches", "size", "older"),
+    [(5, 1, 1, 0), (40, 3, 20, 1), (1000, 7, 3000, 2), (100_000, 8, 9000, 3), (50, 3000, 7, 4), (1 << 20, 13, 40_000, 1)],
+)
+def test_the_kernels_plan_as_the_operators_do(dtype: torch.dtype, rows: int, batches: int, size: int, older: int) -> None:
+    from rowferry.pipeline._plan_kernels import CudaPlan
+
+    rng = np.random.default_rng(rows)
+    asked = [rng.integers(0, rows, int(rng.integers(0, size + 1))).tolist() for _ in range(batches)]
+    asked[-1].append(rows - 1)
+    before = [set(rng.integers(0, rows, int(rng.integers(0, rows))).tolist()) for _ in range(older)]
+    here = torch.device("cuda", torch.cuda.current_device())
+    fast = plan(asked, before, dtype, CudaPlan(here), "cuda")
+    plain = plan(asked, before, dtype, TorchPlan(), "cuda")
+    assert torch.equal(fast.counts, plain.counts)
+    for one, other in zip(fast.layout.tensors(), plain.layout.tensors(), strict=True):
+        assert torch.equal(one, other)

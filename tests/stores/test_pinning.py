@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from rowferry.stores import _pinning as pinning
-from rowferry.stores._pinning import Registration, pin_mapping, pinned_bytes
+from rowferry.stores._pinning import Registration, lock_read_only, pinned_bytes
+from rowferry.stores._views import tensor_over
 
 SIZE = (64 << 20) + 4096  # bytes; what rounds up to a power of two takes twice as much
 
@@ -85,9 +86,8 @@ def test_memory_made_in_inference_mode_may_be_written_outside() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens where there is no GPU")
-def test_without_cuda_memory_is_ordinary_and_no_file_is_locked() -> None:
+def test_without_cuda_memory_is_ordinary() -> None:
     assert not pinned_bytes(4096).is_pinned()
-    assert pin_mapping(torch.zeros(4096)) is None
     assert not torch.cuda.is_initialized()
 
 
@@ -121,16 +121,14 @@ def test_a_refused_lock_leaves_no_lock_and_no_error_behind(monkeypatch: pytest.M
 
 
 @pytest.mark.gpu
-def test_a_mapped_file_is_locked_where_it_lies_or_left_as_it_was(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).integers(0, 256, (1000, 70), np.uint8)
-    np.save(tmp_path / "rows.npy", values)
-    array = np.load(tmp_path / "rows.npy", mmap_mode="c")
-    handle = pin_mapping(torch.from_numpy(array))
-    assert torch.ones(3, device="cuda").sum().item() == 3
-    assert torch.from_numpy(array).cuda().cpu().numpy().tolist() == values.tolist()
-    if handle is not None:
-        assert torch.from_numpy(array).is_pinned()
-        handle.release()
-        assert not torch.from_numpy(array).is_pinned()
-    with pytest.raises(ValueError, match="contiguous"):
-        pin_mapping(torch.from_numpy(array)[:, ::2])
+def test_a_mapping_that_cannot_be_written_is_locked_for_reading(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 256, 70_000, np.uint8)
+    values.tofile(tmp_path / "bytes")
+    with open(tmp_path / "bytes", "rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
+    tensor = tensor_over(np.frombuffer(mapping, np.uint8))
+    lock = lock_read_only(tensor.data_ptr(), tensor.nbytes)
+    assert tensor.is_pinned()
+    assert tensor.cuda().cpu().numpy().tolist() == values.tolist()
+    lock.release()
+    assert not tensor.is_pinned()

@@ -140,3 +140,13 @@ def test_no_rows_are_no_slice_and_no_range() -> None:
     assert not contiguous(none)
     assert contiguous(np.array([4, 5]))
     assert not contiguous(np.array([4, 6]))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.int64])
+@pytest.mark.parametrize("n", [3, 100, 200, 40_000, 2**31 + 5])
+def test_negative_rows_of_any_width_count_from_the_end(dtype: type[np.signedinteger[Any]], n: int) -> None:
+    rows, shape = check_index(np.array([-1, 0, 2, -3], dtype), n, "x")
+    assert rows.tolist() == [n - 1, 0, 2, n - 3]
+    assert shape == (4,)
+    with pytest.raises(IndexError):
+        check_index(np.array([0, -1], dtype), n, "x", negative=False)

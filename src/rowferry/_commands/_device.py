@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from rowferry._bench.clock import idle
 from rowferry.stores._devices import device_for, resolve_device
 
 
@@ -21,5 +22,4 @@ def device_named(name: str | None) -> torch.device:
 
 def finish(device: torch.device) -> None:
     """Wait until what the current stream was given has run."""
-    target = device_for(device)
-    target.record(target.current()).synchronize()
+    idle(device_for(device))

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import pynvml
 import torch
 
+from rowferry._bench.link import CopySpeed, copy_speed
 from rowferry.stores._devices import cuda_facts, device_for
 
-from ._link import CopySpeed, Link, copy_speed, driver_version, limit_gigabytes, link, nvml
+from ._link import Link, driver_version, limit_gigabytes, link, nvml
 from ._output import share
 
 
@@ -59,6 +60,7 @@ def as_json(gpu: Gpu) -> dict[str, Any]:
             "to_host_gigabytes_per_second": gpu.speed.to_host,
             "to_device_share_of_limit": share(gpu.speed.to_device, limit) if limit else None,
             "to_host_share_of_limit": share(gpu.speed.to_host, limit) if limit else None,
+            "both_gigabytes_per_second": gpu.speed.both,
             "copied_bytes": gpu.speed.copied_bytes,
         }
         if gpu.speed

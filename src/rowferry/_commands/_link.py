@@ -1,4 +1,4 @@
-"""The link between host and GPU: what NVML says it is, and what a pinned copy reaches. The only file that imports NVML."""
+"""The link between host and GPU, and the driver, as NVML tells of them. What copies reach is in ``_bench/link.py``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pynvml
-import torch
-
-from rowferry.stores._device_contract import Device
 
 # Transfers a lane and second in 1e9, and the share of the bits that is payload of the encoding, by PCIe generation.
 _LANES = {1: (2.5, 8 / 10), 2: (5, 8 / 10), 3: (8, 128 / 130), 4: (16, 128 / 130), 5: (32, 128 / 130), 6: (64, 242 / 256)}
-COPY_BYTES = 512 << 20
-_REPEATS = 5
 
 
 class Link(NamedTuple):
@@ -24,14 +19,6 @@ class Link(NamedTuple):
     width: int
     max_generation: int
     max_width: int
-
-
-class CopySpeed(NamedTuple):
-    """GB/s (1e9 bytes) that the copy engine reaches between pinned host memory and the device; the best of a few."""
-
-    to_device: float
-    to_host: float
-    copied_bytes: int
 
 
 @contextlib.contextmanager
@@ -76,24 +63,6 @@ def limit_gigabytes(generation: int, width: int) -> float | None:
         return None
     transfers, payload = _LANES[generation]
     return transfers * payload * width / 8
-
-
-def copy_speed(device: Device) -> CopySpeed:
-    """Measure copies of up to 512 MiB between pinned memory and ``device``, on its current stream; takes under a second."""
-    nbytes = min(COPY_BYTES, device.free_bytes() // 4)
-    host, there = device.pinned(nbytes), device.empty((nbytes,), torch.uint8)
-    return CopySpeed(_best(device, there, host), _best(device, host, there), nbytes)
-
-
-def _best(device: Device, out: torch.Tensor, source: torch.Tensor) -> float:
-    times = []
-    for _ in range(_REPEATS):
-        start = device.record(device.current(), timing=True)
-        device.copy(out, source)
-        end = device.record(device.current(), timing=True)
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return out.numel() / min(times) / 1e6  # bytes a millisecond to GB a second
 
 
 def _handle(uuid: str) -> Any:

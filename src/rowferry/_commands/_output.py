@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
@@ -35,7 +36,7 @@ def refusals() -> Iterator[None]:
 
 def print_json(result: Mapping[str, Any]) -> None:
     """``result`` as one strict JSON object; numbers that JSON lacks (nan, inf) are written as strings."""
-    typer.echo(json.dumps(_plain(result), allow_nan=False))
+    typer.echo(json.dumps(plain(result), allow_nan=False))
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -53,6 +54,13 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
 def console() -> Console:
     """A console on the stdout of now (tests and redirections exchange it), without guesses about markup and emoji."""
     return Console(markup=False, emoji=False, highlight=False)
+
+
+def progress(quiet: bool) -> Progress:
+    """A bar on stderr where that is a terminal, so that stdout holds the result alone."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal)
 
 
 def count(number: int) -> str:
@@ -87,11 +95,12 @@ def _one_line(error: BaseException) -> str:
     return " ".join(text.split()) or type(error).__name__
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """``value`` in types that JSON has; nan and inf, which it lacks, as strings."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, bool | int | float | str):

@@ -8,14 +8,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rowferry.pipeline import Pipeline
 from rowferry.stores import Store
 
 from ._device import device_named, finish
-from ._output import JsonOption, count, print_facts, print_json, refusals, share, waits
+from ._output import JsonOption, count, print_facts, print_json, progress, refusals, share, waits
 from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, dtype_named, open_named
 
 
@@ -57,16 +55,16 @@ def run(
     Time runs from the first ``iter()`` until the last batch is on the device; ``gigabytes_per_second`` counts the
     bytes of the delivered rows in the store's dtype, 1e9 bytes a GB.
     """
-    with Pipeline(store, batch_size=batch_size, shuffle=True, device=device, dtype=dtype) as pipe, _progress(quiet) as progress:
+    with Pipeline(store, batch_size=batch_size, shuffle=True, device=device, dtype=dtype) as pipe, progress(quiet) as bar:
         an_epoch = len(pipe) if limit is None else min(limit, len(pipe))
-        task = progress.add_task("batches", total=an_epoch * epochs)
+        task = bar.add_task("batches", total=an_epoch * epochs)
         rows = batches = 0
         start = time.perf_counter()
         for _ in range(epochs):
             for batch in itertools.islice(pipe, limit):
                 rows += len(batch.index)
                 batches += 1
-                progress.advance(task)
+                bar.advance(task)
         finish(device)
         seconds = time.perf_counter() - start
         stats = pipe.stats()
@@ -86,13 +84,6 @@ def run(
         "waited_for": waited,
         "verdict": str(stats.verdict),
     }
-
-
-def _progress(quiet: bool) -> Progress:
-    """A bar on stderr where that is a terminal, so that stdout holds the result alone."""
-    screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=screen, transient=True, disable=quiet or not screen.is_terminal)
 
 
 def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
