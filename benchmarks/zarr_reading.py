@@ -6,22 +6,20 @@ that are not installed are left out. Random rows are read by one thread in one c
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.metadata
-import json
 import os
 import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import zarr
-from _common import GIB, RESULTS, machine, report, save
+from _common import Options, arguments, report, save, synchronize
 from numpy.typing import NDArray
 from zarr.codecs import ZstdCodec
 
@@ -142,7 +140,7 @@ def compare(path: Path, work: str, ways: dict[str, Callable[[bool], float]], run
     return results
 
 
-def random_rows(path: Path, work: str, rows: int, runs: int) -> list[dict[str, Any]]:
+def random_rows(path: Path, work: str, rows: int, options: Options) -> list[dict[str, Any]]:
     rng = np.random.default_rng(1)
 
     def way(reader: Any, window: int) -> Callable[[bool], float]:
@@ -154,13 +152,13 @@ def random_rows(path: Path, work: str, rows: int, runs: int) -> list[dict[str, A
         return run
 
     results = []
-    for window in WINDOWS:
+    for window in (64,) if options.smoke else WINDOWS:
         ways = {name: way(reader, window) for name, reader in readers().items()}
-        results += compare(path, f"{work}: {window:,} random rows", ways, runs)
+        results += compare(path, f"{work}: {window:,} random rows", ways, options.runs)
     return results
 
 
-def in_order(path: Path, work: str, rows: int, width: int, runs: int) -> list[dict[str, Any]]:
+def in_order(path: Path, work: str, rows: int, width: int, options: Options) -> list[dict[str, Any]]:
     """An epoch: the others in spans of 64 MiB (one chunk of large rows), rowferry through the pipeline in batches."""
     span = max(SPAN_BYTES // (4 * width), 1) if width == WIDTH else 1
     spans = [slice(start, min(start + span, rows)) for start in range(0, rows, span)]
@@ -175,12 +173,15 @@ def in_order(path: Path, work: str, rows: int, width: int, runs: int) -> list[di
     def pipeline(shuffle: Any) -> Callable[[bool], float]:
         def run(cold: bool) -> float:
             del cold
-            with rf.Pipeline(path, batch_size=max(BATCH_BYTES // (4 * width), 1), shuffle=shuffle, device="cpu") as pipe:
-                start, seen = time.perf_counter(), 0
+            with rf.Pipeline(
+                path, batch_size=max(BATCH_BYTES // (4 * width), 1), shuffle=shuffle, device=options.device
+            ) as pipe:
+                start, right = time.perf_counter(), []
                 for batch in pipe:
-                    seen += int((batch.data[:, 0].long() == batch.index).sum())
+                    right.append((batch.data[:, 0].long() == batch.index).sum())
+                synchronize()
                 taken = time.perf_counter() - start
-            if seen != rows:
+            if sum(map(int, right)) != rows:
                 raise AssertionError("rows that were not asked for")
             return rows / taken
 
@@ -188,37 +189,26 @@ def in_order(path: Path, work: str, rows: int, width: int, runs: int) -> list[di
 
     ways = {"rowferry": pipeline(False), 'rowferry, shuffle="chunks"': pipeline("chunks")}
     ways |= {name: way(reader) for name, reader in readers().items() if name != "rowferry"}
-    return compare(path, f"{work}: an epoch", ways, runs)
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
-    parser.add_argument("--runs", type=int, default=5, help="runs a figure; medians are reported")
-    parser.add_argument("--rows-gib", type=float, default=4, help="size of each array")
-    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where the arrays are put meanwhile")
-    parser.add_argument("--json", action="store_true", help="print the result file at the end")
-    return parser.parse_args()
+    return compare(path, f"{work}: an epoch", ways, options.runs)
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(__doc__ or "")
     results: list[dict[str, Any]] = []
-    path = options.folder / "rowferry-zarr-reading.zarr"
+    path = Path(tempfile.mkdtemp(prefix="rowferry-", dir=options.folder)) / "rows.zarr"
     for width, layouts in ((WIDTH, LAYOUTS), (LARGE, LARGE_LAYOUTS)):
-        rows = max(int(options.rows_gib * GIB) // (4 * width), 1)
+        rows = max(options.rows(4 * width), 2)
         for work, layout in layouts.items():
             try:
                 make(path, rows, width, layout)
                 if width == WIDTH:
-                    results += random_rows(path, work, rows, options.runs)
-                results += in_order(path, work, rows, width, options.runs)
+                    results += random_rows(path, work, rows, options)
+                results += in_order(path, work, rows, width, options)
             finally:
                 shutil.rmtree(path, ignore_errors=True)
+    path.parent.rmdir()
     versions = {name: importlib.metadata.version(name) for name in readers()}
     save("zarr_reading", options, results, readers=versions)
-    if options.json:
-        print(json.dumps({"machine": machine(), "readers": versions, "threads": torch.get_num_threads(), "results": results}))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from ._source import Source
 
 logger = logging.getLogger("rowferry")
 
-CHUNK_BYTES = 1 << 20  # what is taken for a chunk where a store has none: a disk reads it as fast as more
-GROUP_BYTES, GROUP_ROWS, FEWEST_CHUNKS = 64 << 20, 1 << 20, 8  # of a group, unless ``shuffle_chunks`` says so
+CHUNK_BYTES = 1 << 20  # smaller chunks are taken several together: from there on a disk is no faster
+GROUP_BYTES, GROUP_ROWS, FEWEST_CHUNKS = 32 << 20, 1 << 20, 8  # of a group, unless ``shuffle_chunks`` says so
 SLOT_BYTES = 32 << 20  # of rows that are read in order: a piece for each of two threads
 DEAR = 8  # rows read for a row used, from which a plain shuffle is worth a warning
 
@@ -172,17 +172,19 @@ def make_batches(
 
 
 def chunk_rows(stores: Sequence[Store]) -> int:
-    """Rows that are kept together: whole chunks of every store where that is not far more than the largest; about 1 MiB
-    where none has chunks."""
+    """Rows that are kept together: about 1 MiB, in whole chunks of every store where that is not far more than the
+    largest chunk."""
+    row_nbytes = max(sum(store.row_nbytes for store in stores), 1)
     found = [store.block_rows for store in stores if store.block_rows > 1]
     if not found:
-        return max(CHUNK_BYTES // max(sum(store.row_nbytes for store in stores), 1), 1)
+        return max(CHUNK_BYTES // row_nbytes, 1)
     whole = math.lcm(*found)
-    return whole if whole <= 4 * max(found) else max(found)
+    whole = whole if whole <= 4 * max(found) else max(found)
+    return whole * max(CHUNK_BYTES // (whole * row_nbytes), 1)
 
 
 def default_together(stores: Sequence[Store], rows: int) -> int:
-    """Chunks of ``rows`` rows that are mixed: about 64 MiB, at most about a million rows, at least 8."""
+    """Chunks of ``rows`` rows that are mixed: about 32 MiB, at most about a million rows, at least 8."""
     row_nbytes = max(sum(store.row_nbytes for store in stores), 1)
     return max(min(GROUP_BYTES // row_nbytes, GROUP_ROWS) // rows, FEWEST_CHUNKS)
 

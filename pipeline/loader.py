@@ -45,7 +45,7 @@ class Pipeline:
         batch_size, shuffle, drop_last, seed: the built-in order. ``shuffle`` is a keyed permutation evaluated by
             position: it costs memory in proportion to a batch, also over a billion rows. ``"chunks"`` takes the chunks
             of a file in random order and mixes the rows of ``shuffle_chunks`` of them, so that each is read once.
-        shuffle_chunks: "auto" for chunks of about 64 MiB together, at least 8.
+        shuffle_chunks: "auto" for chunks of about 32 MiB together, at least 8. Chunks of less than 1 MiB count together.
         sampler: an iterable of row numbers, grouped by ``batch_size``.
         batch_sampler: an iterable of index batches, or of any items with ``index``. A list, range, slice, NumPy, torch or
             CuPy array of any integer type and shape, or a bool mask. Its ``iter`` and first ``next`` run in the caller's

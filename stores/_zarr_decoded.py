@@ -25,6 +25,7 @@ from ._zarr_touched import outer_chunk, read
 Decoder = Literal["auto", "tensorstore", "zarr"]
 """What decodes compressed chunks: tensorstore where it is installed and can, else zarr; or the one named."""
 
+DENSE = 0.25  # share of a chunk's rows in a request from which whole chunks are copied into the cache
 READ_PIECE_BYTES = 256 << 20  # of decoded chunks that are held at a time on their way into the cache
 
 
@@ -61,19 +62,19 @@ class DecodedReader:
         self._selection = selection
         self._strict = strict
         self._name = name
-        self._cache_bytes = cache_bytes
-        self._cache = ChunkCache(cache_bytes)
+        self._chunk_nbytes = max(array.chunks[0] * math.prod(selection.lengths) * array.dtype.itemsize, 1)
         self._tensorstore: TensorStoreRows | None = None
         if directory is not None and decoder != "zarr":
-            self._tensorstore = open_rows(array, directory, selection, cache_bytes, must=decoder == "tensorstore")
+            self._tensorstore = open_rows(array, directory, selection, cache_bytes // 2, must=decoder == "tensorstore")
         elif decoder == "tensorstore":
             raise ValueError(f"{name} is not in a directory, so tensorstore is not used for it; leave decoder='auto'")
+        self._cache_bytes = cache_bytes if self._tensorstore is None else cache_bytes // 2
+        self._cache = ChunkCache(self._cache_bytes)
 
     def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
         if self._tensorstore is not None:
             self._tensorstore.refresh()
-            return
         inside = outer_chunk(self._array)[0] // self._array.chunks[0]
         self._cache.drop(None if places is None else [p * inside + k for p in places.tolist() for k in range(inside)])
 
@@ -81,54 +82,57 @@ class DecodedReader:
         """As of ``RangeReader``."""
         distinct, inverse = ascending(rows)
         found = target if inverse is None else np.empty((distinct.size, *target.shape[1:]), target.dtype)
-        if self._tensorstore is not None:
-            if self._strict:
-                self._require_files(distinct)
-            self._tensorstore.read(distinct, found)
+        if self._tensorstore is not None and self._strict:
+            self._require_files(distinct)
+        numbers = distinct // self._array.chunks[0]
+        if self._is_worth_keeping(numbers):
+            self._through_cache(distinct, numbers, found)
         else:
-            decoded = self._read(distinct)
-            decoded = decoded.view(target.dtype) if decoded.dtype.kind == "V" else decoded
-            np.copyto(found, decoded, casting="equiv")  # another byte order is all that may differ
+            self._decode(distinct, found)
         if inverse is not None:
             np.take(found, inverse, axis=0, out=target, mode="clip")  # "clip" writes into out without a buffer
 
-    def _read(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+    def _decode(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
+        if self._tensorstore is not None:
+            self._tensorstore.read(rows, target)
+            return
+        decoded = read(self._array, rows, self._selection.key, strict=self._strict)
+        decoded = decoded.view(target.dtype) if decoded.dtype.kind == "V" else decoded
+        np.copyto(target, decoded, casting="equiv")  # another byte order is all that may differ
+
+    def _is_worth_keeping(self, numbers: NDArray[np.int64]) -> bool:
+        """Whether chunks are likely to be asked for again, and to be there still: the request uses a part of them, and
+        the cache has room for them. tensorstore keeps by itself those of which it is a small part."""
         chunk_rows = self._array.chunks[0]
-        row_nbytes = math.prod(self._selection.lengths) * self._array.dtype.itemsize
-        numbers = rows // chunk_rows
-        chunks = 1 + int(np.count_nonzero(numbers[1:] != numbers[:-1]))
-        if 2 * chunks * chunk_rows * row_nbytes > self._cache_bytes:
-            return self._through_zarr(rows)
-        return self._through_cache(rows, numbers)
+        edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
+        counts = np.diff(edges)
+        if counts.size * self._chunk_nbytes > self._cache_bytes:
+            return False
+        whole = int(counts[counts == chunk_rows].sum())
+        part = numbers.size / (counts.size * chunk_rows)
+        return whole < 0.9 * numbers.size and (self._tensorstore is None or part > DENSE)
 
-    def _through_zarr(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        return read(self._array, rows, self._selection.key, strict=self._strict)
-
-    def _through_cache(self, rows: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[Any]:
+    def _through_cache(self, rows: NDArray[np.int64], numbers: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Whole chunks are decoded and kept; what the rows need of them is copied."""
         chunk_rows, total = self._array.chunks[0], self._array.shape[0]
-        out = np.empty((rows.size, *self._selection.shape), self._array.dtype)
         firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
         ends = np.append(firsts[1:], rows.size)
         wanted = numbers[firsts]
         generation = self._cache.generation  # before anything is read
         held = {number: chunk for number in wanted.tolist() if (chunk := self._cache.get(number)) is not None}
         missing = np.array([number for number in wanted.tolist() if number not in held], np.int64)
-        for start, stop in spans_of(missing, self._most_chunks()) if missing.size else ():
+        for start, stop in spans_of(missing, max(READ_PIECE_BYTES // self._chunk_nbytes, 1)) if missing.size else ():
             span = missing[start:stop]
             # Whole chunks, the array's last one up to its edge.
-            chunk_of = (span[:, None] * chunk_rows + np.arange(chunk_rows)).reshape(-1)
-            decoded = self._through_zarr(chunk_of[chunk_of < total])
+            of_chunks = (span[:, None] * chunk_rows + np.arange(chunk_rows)).reshape(-1)
+            of_chunks = of_chunks[of_chunks < total]
+            decoded = np.empty((of_chunks.size, *out.shape[1:]), out.dtype)
+            self._decode(of_chunks, decoded)
             for place, number in enumerate(span.tolist()):
-                held[number] = np.array(decoded[place * chunk_rows : (place + 1) * chunk_rows])
+                held[number] = decoded[place * chunk_rows : (place + 1) * chunk_rows].copy()  # not all of the request
                 self._cache.put(number, held[number], generation)
         for number, first, end in zip(wanted.tolist(), firsts.tolist(), ends.tolist(), strict=True):
             np.take(held[number], rows[first:end] - number * chunk_rows, axis=0, out=out[first:end], mode="clip")
-        return out
-
-    def _most_chunks(self) -> int:
-        nbytes = self._array.chunks[0] * math.prod(self._selection.lengths) * self._array.dtype.itemsize
-        return max(READ_PIECE_BYTES // max(nbytes, 1), 1)
 
     def _require_files(self, rows: NDArray[np.int64]) -> None:
         """tensorstore's own error would not name the chunk."""

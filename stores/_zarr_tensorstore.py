@@ -14,8 +14,9 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from ._rows import as_slice
 from ._select import Selection
+
+LONG = 256 << 10  # bytes of a run of rows from which a request of its own is cheaper than a list of row numbers
 
 _log = logging.getLogger("rowferry")
 
@@ -57,13 +58,21 @@ class TensorStoreRows:
 
     def read(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
         """Ascending distinct ``rows`` into ``target``, ``(len(rows), *selection.shape)``, of the elements' size."""
-        span = as_slice(rows)
-        found = self._rows[rows if span is None else span]
-        bits = target.view(found.dtype.numpy_dtype.newbyteorder("="))  # bfloat16 is a type of its own here
-        if found.dtype.numpy_dtype.isnative:
-            self._array(bits, copy=False, write=True).write(found).result()
-        else:
-            np.copyto(bits, found.read(order="C").result())
+        edges = np.flatnonzero(np.diff(rows, prepend=-2, append=-2) != 1)  # of runs of neighbouring rows
+        if target.nbytes < LONG * (edges.size - 1):
+            self._into(self._rows[rows], target).result()
+            return
+        parts = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
+        written = [self._into(self._rows[rows[a] : rows[a] + b - a], target[a:b]) for a, b in parts]
+        failed = [error for each in written if (error := each.exception()) is not None]  # when none is under way any more
+        if failed:
+            raise failed[0]
+
+    def _into(self, found: Any, target: NDArray[Any]) -> Any:
+        """Begin to put rows into ``target``, in native byte order; a future."""
+        if found.dtype.numpy_dtype != target.dtype.newbyteorder("="):
+            target = target.view(found.dtype.numpy_dtype)  # bfloat16 is a type of its own here
+        return self._array(target, copy=False, write=True).write(found)
 
 
 def open_rows(

@@ -15,15 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rowferry as rf
+from rowferry.pipeline import _chunk_shuffle
 from rowferry.pipeline._chunk_shuffle import ChunkOrder, chunk_rows, default_together
-from rowferry.stores import ArrayStore
+from rowferry.stores import ArrayStore, as_store
 
 ROWS = 1000
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """1,000 rows that hold their own number, in compressed chunks of 30."""
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """1,000 rows that hold their own number, in compressed chunks of 30, which count as large."""
+    monkeypatch.setattr(_chunk_shuffle, "CHUNK_BYTES", 1)
     data = np.repeat(np.arange(ROWS, dtype="i4")[:, None], 4, axis=1)
     zarr.create_array(tmp_path / "rows.zarr", shape=data.shape, dtype="i4", chunks=(30, 4))[...] = data
     return tmp_path / "rows.zarr"
@@ -136,11 +138,15 @@ def test_what_shuffle_takes_is_checked(path: Path) -> None:
         rf.Pipeline(path, shuffle="chunks")
 
 
-def test_chunks_are_the_files_or_about_a_mebibyte_and_groups_about_64(path: Path) -> None:
-    plain, chunked = ArrayStore(torch.zeros(10_000, 256)), rf.ZarrStore(path)
+def test_chunks_are_about_a_mebibyte_in_whole_chunks_of_the_file_and_groups_about_32(tmp_path: Path) -> None:
+    plain = ArrayStore(torch.zeros(10_000, 256))
     assert chunk_rows([plain]) == 1024
-    assert chunk_rows([chunked, plain]) == 30
-    assert default_together([plain], 1024) == 64
+    for rows_of_a_chunk, wanted in ((30, 34 * 30), (1000, 1000), (2000, 2000)):
+        array = zarr.create_array(
+            tmp_path / f"{rows_of_a_chunk}.zarr", shape=(9_000, 256), chunks=(rows_of_a_chunk, 256), dtype="f4"
+        )
+        assert chunk_rows([as_store(array)]) == wanted
+    assert default_together([plain], 1024) == 32
     assert default_together([plain], 1 << 20) == 8
 
 
