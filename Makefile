@@ -5,6 +5,7 @@
 #   make test-long    the long searches, kills and files; a million schedules of the pipeline (hours)
 #   make test-schedules SCHEDULES=20000    that many schedules and nothing else
 #   make test-gpu     what needs a CUDA device
+#   make test-recipes docs/recipes.md with the libraries that it is about, which are installed for it
 #   make lint         style, types, layers
 #   make wheel-check  build the wheel, install it in a bare environment, use it
 #
@@ -22,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 STAMP := $(VENV)/installed-$(shell printf '%s' '$(TORCH)' | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := test
-.PHONY: install demo test test-long test-schedules test-gpu lint wheel-check clean
+.PHONY: install demo test test-long test-schedules test-gpu test-recipes lint wheel-check clean
 
 install: $(STAMP)
 
@@ -46,6 +47,13 @@ test-schedules: install
 
 test-gpu: install
 	$(BIN)/pytest -m "gpu and not long"
+
+# torch stays the one that is installed. fastai brings torchvision, and PyPI's is built for CUDA: beside a torch for the CPU its
+# import fails, and with it those of libraries that look for it. Nothing here uses it.
+test-recipes: install
+	$(BIN)/pip install -e '.[recipes]' "torch==$$($(BIN)/python -c 'import torch; print(torch.__version__)')"
+	$(BIN)/python -c 'import torchvision' || $(BIN)/pip uninstall --yes torchvision
+	ROWFERRY_RECIPES=accelerate,fastai,lightning,torch_geometric $(BIN)/pytest -rs -k 'recipe or lightning' tests/test_docs.py tests/pipeline/test_trainers.py
 
 lint: install
 	$(BIN)/ruff check

@@ -49,6 +49,17 @@ class Options(argparse.Namespace):
 
 def arguments(description: str, *, needs_gpu: bool = False) -> Options:
     """The options, the same for all. A program that needs a GPU refuses to begin without one, but for ``--device cpu``."""
+    parser = options_of(description)
+    options = parser.parse_args(namespace=Options())
+    if options.device is None:
+        options.device = default_device()
+        if needs_gpu and options.device.type == "cpu":
+            parser.error("this needs a GPU; --device cpu --smoke --rows-gib 0.01 runs it without, for its values alone")
+    return options
+
+
+def options_of(description: str) -> argparse.ArgumentParser:
+    """A parser of these options, to which a program may add its own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--runs", type=int, default=5, help="runs a figure; medians are reported")
@@ -56,12 +67,7 @@ def arguments(description: str, *, needs_gpu: bool = False) -> Options:
     parser.add_argument("--device", type=resolve_device, default=None, help="cuda:1, or cpu to see that the program runs")
     parser.add_argument("--smoke", action="store_true", help="few and small batches, to see that the program runs")
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where programs about files put theirs meanwhile")
-    options = parser.parse_args(namespace=Options())
-    if options.device is None:
-        options.device = default_device()
-        if needs_gpu and options.device.type == "cpu":
-            parser.error("this needs a GPU; --device cpu --smoke --rows-gib 0.01 runs it without, for its values alone")
-    return options
+    return parser
 
 
 def machine() -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -82,7 +83,9 @@ def _open_workers(table: Table, batch: int) -> Batched:
 
 def _open_pyg(table: Table, batch: int) -> Batched:
     del batch
-    from torch_geometric.loader import PrefetchLoader
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which it uses
+        from torch_geometric.loader import PrefetchLoader
 
     def batches(items: Iterable[Index]) -> Iterator[Tensor]:
         yield from PrefetchLoader(loader_over(table.host, items, pin=False), device=table.device.torch)  # it pins by itself

@@ -14,7 +14,7 @@ from rowferry.stores._devices import device_for
 from ._candidates import kernels_available, make_movers
 from ._counters import Counters
 from ._ids import Permute
-from ._overflow import Overflow
+from ._ranges import ranges_wanted
 from ._run import Parts, Settings, Streams
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
@@ -57,7 +57,6 @@ def make_parts(
     settings: Settings,
     device: Device,
     counters: Counters,
-    overflow: Overflow | None,
     *,
     mover: str,
     staging_bytes: int | None,
@@ -82,9 +81,9 @@ def make_parts(
             )
     movers = make_movers(mover, source, device, threads, writable=settings.writable)
     streams, pool = make_streams(device), PinnedPool(device)
-    timeline = Timeline(device, counters, device.link_rate())
+    timeline = Timeline(device, counters, device.link_rate(), ranges_wanted())
     plan, permute, pid = make_plan(device, settings.depth), make_permute(device), os.getpid()
-    parts = Parts(source, settings, device, streams, arenas, pool, movers, plan, permute, counters, timeline, overflow, pid)
+    parts = Parts(source, settings, device, streams, arenas, pool, movers, plan, permute, counters, timeline, pid)
     warm(parts)
     return parts
 

@@ -215,7 +215,7 @@ class _OverPageCache:
             except MemoryError as refused:
                 reason = str(refused)
         reason = f"not where it lies in the page cache: {reason}"
-        if reason != self.reason:
-            self.reason = reason
+        if not self.reason:  # said once: it holds figures that change
             logger.info("%s is read by copy, %s", self._store.name, reason)
+        self.reason = reason
         return None

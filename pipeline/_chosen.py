@@ -106,7 +106,7 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        reads, writes = self._movers[self._reading.judge.turn].name, self._writer().name
+        reads, writes = (self._movers[_shown(side)].name for side in (self._reading, self._writing))
         return reads if self._writing is None or reads == writes else f"{reads} in, {writes} out"
 
     @property
@@ -119,14 +119,13 @@ class Chosen:
     def wants_host_rows(self) -> bool:
         return self._movers[self._reading.judge.turn].wants_host_rows
 
-    @property
-    def lands_on_host(self) -> bool:
-        return self._writer().lands_on_host
-
     def holds(self, *, host_rows: bool) -> torch.dtype:
         return self._movers[self._reader(host_rows)].holds(host_rows=host_rows)
 
     def fetch(self, stream: Any, out: Tensor, wanted: FetchList) -> Task:
+        if len(self._movers) == 1:
+            yield from self._movers[0].fetch(stream, out, wanted)
+            return
         way = self._reader(wanted.host is not None)
         begun = self._reading.begin(stream)
         if not self._reading.judge.settled and self._movers[way].wants_host_rows:
@@ -168,12 +167,14 @@ class Chosen:
             return turn
         return next((number for number, mover in enumerate(self._movers) if not mover.wants_host_rows), turn)
 
-    def _writer(self) -> Mover:
-        return self._movers[self._writing.judge.turn if self._writing is not None else 0]
-
     def _idle(self) -> list[Mover]:
         """Movers that are not needed as long as no rate falls."""
         judges = [side.judge for side in (self._reading, self._writing) if side is not None]
         if not all(judge.settled for judge in judges):
             return []
         return [mover for number, mover in enumerate(self._movers) if all(number != judge.turn for judge in judges)]
+
+
+def _shown(side: _Side | None) -> int:
+    """The way that a side goes, as users are told: while ways are tried the preferred one."""
+    return side.judge.turn if side is not None and side.judge.settled else 0

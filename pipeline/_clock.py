@@ -15,17 +15,18 @@ ANCHOR_SECONDS = 10.0  # an elapsed time has 24 bits: over ten seconds it is exa
 
 @final
 class Clock:
-    """Timing events of one device. ``mark`` and ``now`` from any thread, the rest from one."""
+    """Timing events of one device. ``mark`` and ``now`` from any thread, the rest from one.
+
+    Attributes:
+        now: the host's clock, in seconds.
+    """
 
     def __init__(self, device: Device) -> None:
+        self.now = device.now
         self._device = device
         self._stream = device.stream("clock", high_priority=True)
         self._anchor: tuple[Event, float] | None = None  # passed
         self._next: tuple[Event, float] | None = None  # recorded, not known to have passed
-
-    def now(self) -> float:
-        """The host's clock, in seconds."""
-        return self._device.now()
 
     def mark(self, stream: Any) -> Event:
         """A timing event after what was launched on ``stream`` so far. To be given to ``free`` when it was read."""

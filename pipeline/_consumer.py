@@ -68,8 +68,8 @@ class Consumer:
             run.slots.end(window.number, keep=bool(window.marked))
             following = run.windows.get(window.number + 1) if run.slots.kept() else None
         lists = self._list(window, following)
-        if run.parts.overflow is not None:
-            run.parts.overflow.send(self._stream)
+        if run.parts.counters.overflow is not None:
+            run.parts.counters.overflow.send(self._stream)
         written = window.passage.written = self._device.record(self._stream, timing=True)
         with run.host.lock:
             window.written = written

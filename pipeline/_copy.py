@@ -41,7 +41,6 @@ class Copy:
     """
 
     wants_host_rows = True
-    lands_on_host = True
 
     def __init__(
         self,

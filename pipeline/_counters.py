@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from ._overflow import Overflow
 from ._passage import Cause
 from ._stats import Stats
 
@@ -17,9 +18,11 @@ class Counters:
 
     Args:
         now: the host's clock.
+        overflow: counts what casts make inf, if asked to.
     """
 
     now: Callable[[], float]
+    overflow: Overflow | None = None
     batches: int = 0
     rows: int = 0
     bytes: int = 0
@@ -33,7 +36,6 @@ class Counters:
     rows_drained: int = 0
     bytes_drained: int = 0
     drains: int = 0
-    values_made_inf: int | None = None
     seconds: float = 0.0
     wait_seconds: dict[str, float] = field(default_factory=dict)
     blocked_seconds: float = 0.0
@@ -67,13 +69,10 @@ class Counters:
         self.bytes_carried += rows * row_nbytes
 
     def drained(self, rows: int, row_nbytes: int) -> None:
-        """Rows of one column went to their store."""
+        """Rows of one column, a list of them, went to their store."""
+        self.drains += 1
         self.rows_drained += rows
         self.bytes_drained += rows * row_nbytes
-
-    def made_inf(self, values: int) -> None:
-        """So many values were made infinite by casts until now."""
-        self.values_made_inf = values
 
     def waited(self, cause: Cause, seconds: float) -> None:
         """The consumer waited for ``cause``."""
@@ -92,5 +91,7 @@ class Counters:
     def snapshot(self, **fixed: Any) -> Stats:
         """The counts now, with what only the pipeline knows."""
         seconds = self.seconds + (self.now() - self._epoch_since if self._epoch_since is not None else 0.0)
-        live = {name: value for name, value in vars(self).items() if name not in ("now", "seconds", "_epoch_since")}
-        return Stats(seconds=seconds, **{**live, "wait_seconds": dict(self.wait_seconds)}, **fixed)
+        ours = ("now", "overflow", "seconds", "wait_seconds", "_epoch_since")
+        live = {name: value for name, value in vars(self).items() if name not in ours}
+        made_inf = self.overflow.counted if self.overflow is not None else None
+        return Stats(seconds=seconds, wait_seconds=dict(self.wait_seconds), values_made_inf=made_inf, **live, **fixed)

@@ -7,13 +7,13 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 from rowferry.stores._device_contract import Device
 
 from ._batch import Batch, WritableBatch, spread
 from ._counters import Counters
-from ._overflow import Overflow
 from ._server import Server, Windowed
 from ._serving import Taken
 from ._source import Source
@@ -33,7 +33,6 @@ class Epoch(Iterator[Any]):
         source: Source,
         device: Device,
         counters: Counters,
-        overflow: Overflow | None,
         *,
         on_batch: Callable[[Taken], None],
         on_write: Callable[[], None],
@@ -44,13 +43,12 @@ class Epoch(Iterator[Any]):
         self._source = source
         self._device = device
         self._counters = counters
-        self._overflow = overflow
         self._on_batch, self._on_write, self._on_end, self._on_over = on_batch, on_write, on_end, on_over
         self._taken: Taken | None = None
         self._pid = os.getpid()
         self._over = False
         self._superseded = False
-        self._finalizer = weakref.finalize(self, _abandon, server, counters)
+        self._finalizer = weakref.finalize(self, _abandon, server, counters, on_over)
         counters.epoch_begins()
 
     def __iter__(self) -> Epoch:
@@ -137,14 +135,12 @@ class Epoch(Iterator[Any]):
         )
 
     def _lookup(self, batch: WritableBatch) -> Any:
-        found = []
+        found, overflow = [], self._counters.overflow
         for table in self._source.tables:
             values = batch.values[table.name] if self._source.several else batch.values
             inverse = batch.inverse[table.name] if self._source.several else batch.inverse
             named = table.named(values)
-            columns = [
-                spread(named[number], inverse, column.dtype, self._overflow) for number, column in enumerate(table.columns)
-            ]
+            columns = [spread(named[number], inverse, column.dtype, overflow) for number, column in enumerate(table.columns)]
             found.append(table.build(columns))
         return self._source.build(found)
 
@@ -200,10 +196,11 @@ def refuse_capture(device: Device, call: str) -> None:
         )
 
 
-def first_here(items: Iterator[Any]) -> Iterator[Any]:
-    """``items`` with the first one drawn now, in the caller's thread; an error of it rises when it is asked for."""
+def first_here(items: Iterator[Any], using: AbstractContextManager[Any]) -> Iterator[Any]:
+    """``items``, the first one drawn now, in the caller's thread and ``using``; an error of it rises when it is asked for."""
     try:
-        first = next(items)
+        with using:
+            first = next(items)
     except StopIteration:
         return iter(())
     except Exception as error:
@@ -216,12 +213,13 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def _abandon(server: Server, counters: Counters) -> None:
+def _abandon(server: Server, counters: Counters, on_over: Callable[[], None]) -> None:
     """The iterator was dropped: reading stops, what was written is drained where that is possible."""
-    counters.epoch_ends()
     if isinstance(server, Windowed) and server.run.parts.pid != os.getpid():
         return  # a forked child must not touch its parent's device
     try:
         server.finish(drain=True, timeout=ABANDON_SECONDS)
     except Exception:
         logger.exception("changed rows were lost when the iterator was dropped")
+    counters.epoch_ends()
+    on_over()

@@ -19,8 +19,8 @@ from rowferry.stores._device_contract import Device
 from ._containers import map_leaves
 from ._counters import Counters
 from ._flight import Asked, Request
-from ._overflow import Overflow
 from ._requests import Requests
+from ._run import Settings
 from ._serving import Taken, check_values
 from ._source import Source, Table
 
@@ -35,18 +35,14 @@ class LocalConsumer:
         source: Source,
         requests: Requests,
         counters: Counters,
-        overflow: Overflow | None,
-        *,
-        writable: bool,
-        fetch: bool,
+        settings: Settings,
     ) -> None:
         self._device = device
         self._source = source
         self._requests = requests
         self._counters = counters
-        self._overflow = overflow
-        self._writable = writable
-        self.fetch = fetch
+        self._writable = settings.writable
+        self.fetch = settings.fetch
         self._stream: Any = None
         self._rows: list[Tensor] = []  # of the current batch, by table
 
@@ -76,8 +72,8 @@ class LocalConsumer:
             rows += asked.count
             nbytes += asked.count * table.row_nbytes
         self._counters.served(rows, nbytes)
-        if self._overflow is not None:
-            self._overflow.send(self._stream)
+        if self._counters.overflow is not None:
+            self._counters.overflow.send(self._stream)
         return taken
 
     def write(self, taken: Taken, values: Mapping[tuple[int, int], Tensor]) -> None:
@@ -92,8 +88,8 @@ class LocalConsumer:
             assert memory is not None
             as_ints(memory).index_copy_(0, self._rows[table], as_ints(self._cast(rows.detach(), memory.dtype)))
             self._device.keep(rows.detach(), self._stream)
-        if self._overflow is not None:
-            self._overflow.send(self._stream)
+        if self._counters.overflow is not None:
+            self._counters.overflow.send(self._stream)
 
     def flush(self) -> None:
         """Wait until what was written is in the store's memory."""
@@ -131,8 +127,8 @@ class LocalConsumer:
         if rows.dtype == dtype:
             return rows
         result = cast(rows, dtype)
-        if self._overflow is not None:
-            self._overflow.add(rows, result)
+        if self._counters.overflow is not None:
+            self._counters.overflow.add(rows, result)
         return result
 
     def _on_device(self, asked: Asked) -> Tensor:

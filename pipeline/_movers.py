@@ -134,10 +134,6 @@ class Mover(Protocol):
     def wants_host_rows(self) -> bool:
         """Whether ``fetch`` needs the rows of the next window to be planned on the host."""
 
-    @property
-    def lands_on_host(self) -> bool:
-        """Whether host threads write what the next ``drain`` brings."""
-
     def holds(self, *, host_rows: bool) -> torch.dtype:
         """What the slot's column must be of for the next ``fetch``, with or without rows on the host."""
 
@@ -170,7 +166,6 @@ class ZeroCopy:
     name = "zero-copy"
     why = "a kernel reads pinned rows over the link, no host thread touches them"
     wants_host_rows = False
-    lands_on_host = False
 
     def __init__(self, device: Device, memory: Tensor, kernels: Kernels) -> None:
         self._device = device
@@ -223,7 +218,6 @@ class Resident:
     name = "local"
     why = "nothing has to cross"
     wants_host_rows = False
-    lands_on_host = False
 
     def __init__(self, device: Device, store: Store) -> None:
         assert store.memory is not None

@@ -13,26 +13,34 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device
 
-from ._counters import Counters
 from ._tally import Tally
 
 
 @final
 class Overflow:
-    """One running count on the device, of one pipeline. The consumer's thread, in the order of its streams."""
+    """One running count on the device, of one pipeline. The consumer's thread, in the order of its streams.
 
-    def __init__(self, device: Device, counters: Counters) -> None:
+    Attributes:
+        counted: as far as it has come to the host.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.counted = 0
         self._device = device
-        self._counters = counters
         self._tally = Tally(device)
-        counters.values_made_inf = 0
         self._total: Tensor | None = None
+        self._stream: Any = None  # where it was last used
 
     def total(self) -> Tensor:
-        """The count, int64 ``(1,)``, for a launch that adds to it (reads and writes it)."""
+        """The count, int64 ``(1,)``, for a launch that adds to it (reads and writes it) on the current stream."""
+        device, current = self._device, self._device.current()
         if self._total is None:
-            self._total = total = self._device.empty((1,), torch.int64)
-            self._device.launch("zero", lambda: total.zero_(), writes=[total])
+            self._total = total = device.empty((1,), torch.int64)
+            device.launch("zero", lambda: total.zero_(), writes=[total])
+        elif current != self._stream:
+            device.wait(current, device.record(self._stream))
+            device.keep(self._total, current)  # a batch may be looked up after the pipeline is gone
+        self._stream = current
         return self._total
 
     def add(self, source: Tensor, result: Tensor) -> None:
@@ -43,15 +51,17 @@ class Overflow:
         )
 
     def send(self, stream: Any) -> None:
-        """The count so far goes to the counters, when ``stream``, the current one, has come here."""
+        """The count so far goes to the host, when ``stream``, the current one, has come here."""
         if self._total is not None:
-            self._device.keep(self._total, stream)
-            self._tally.send(stream, self._total, self._counters.made_inf)
+            self._tally.send(stream, self.total(), self._arrived)
             self.read()
 
     def read(self) -> None:
-        """The newest count that has come here goes to the counters."""
+        """See what has arrived."""
         self._tally.read()
+
+    def _arrived(self, count: int) -> None:
+        self.counted = count
 
     @property
     def nbytes(self) -> int:

@@ -41,10 +41,12 @@ class Passage:
         claimed: when its slot was free as far as the host could tell.
         after_drain: its slot held changed rows, which had to reach the store first.
         started: after that, on the fetch stream. ``ready``: the end of the fetch.
-        by: what a wait for the fetch is called; ``nbytes``: what it read from stores.
+        gathered: when the host had done its part of the fetch; ``host_rows``: it may have been asked to gather.
+        by_host: what a wait for that is called; ``nbytes``: what was read from stores.
         met, left: the consumer's stream, when it came to the window and when it could go on.
         written: nothing more is served from it (consumer's stream).
         drained: rows of it were handed to the writer.
+        blocked: the consumer's thread, until the window was under way.
     """
 
     number: int = 0
@@ -52,7 +54,9 @@ class Passage:
     sampled: float = 0.0
     claimed: float = 0.0
     after_drain: bool = False
-    by: Cause = "link"
+    gathered: float = 0.0
+    host_rows: bool = False
+    by_host: Cause = "host gather"
     nbytes: int = 0
     planned: Event | None = None
     started: Event | None = None
@@ -61,12 +65,13 @@ class Passage:
     left: Event | None = None
     written: Event | None = None
     drained: bool = False
+    blocked: Span | None = None
 
-    def fetched(self, nbytes: int, *, by_host: bool, store: Store) -> None:
-        """Rows of one column were read. What host threads must do takes longest, a file or chunks longer than memory."""
+    def fetched(self, nbytes: int, store: Store) -> None:
+        """Rows of one column were read. A file or chunks keep host threads busy longer than memory does."""
         self.nbytes += nbytes
-        if by_host and self.by != "store":
-            self.by = "store" if store.memory is None else "host gather"
+        if store.memory is None:
+            self.by_host = "store"
 
 
 @dataclass(frozen=True)
@@ -93,12 +98,14 @@ class Timed:
         """Bytes a second of its fetch; 0 when nothing was read or it took no time."""
         return self.nbytes / self.fetch.seconds if self.fetch.seconds else 0.0
 
-    def waits(self) -> list[tuple[Cause, Span]]:
-        """The wait by cause, in order of time. Empty when the window was ready before the consumer came.
+    @property
+    def waited(self) -> bool:
+        """Whether the consumer came before the window was ready."""
+        return self.wait.start < self.fetch.stop
 
-        The first window of an epoch is one wait, its cold start.
-        """
-        if self.wait.start >= self.fetch.stop:
+    def waits(self) -> list[tuple[Cause, Span]]:
+        """The wait by cause, in order of time. The first window of an epoch is one wait, its cold start."""
+        if not self.waited:
             return []
         if not self.number:
             return [("cold start", self.wait)]
@@ -106,7 +113,7 @@ class Timed:
 
     @property
     def exposed(self) -> float:
-        """Seconds of the wait in which the fetch ran, or in which it waited for a drain: transfer that nothing hid."""
+        """Seconds of a wait in which the fetch ran, or in which it waited for a drain: transfer that nothing hid."""
         drains = (span.seconds for cause, span in split(self.wait, self.steps) if cause == "drain")
         return self.wait.overlap(self.fetch) + sum(drains)
 

@@ -88,7 +88,8 @@ def _fill(run: Run, window: Window) -> Task:
     if not settings.writable:
         with device.use(stream):
             carry(run, window)
-    ready = window.passage.ready = device.record(stream, timing=True)
+    ready = device.record(stream, timing=True)
+    run.parts.timeline.end_fetch(window.passage, ready, host_rows=any(table.fetch_rows is not None for table in window.tables))
     with run.host.lock:
         window.ready = ready  # with the slot's point: the consumer goes by this
         run.slots.fill(window.number)
@@ -112,14 +113,13 @@ def _fetch(run: Run, window: Window, position: int, table: TableWindow) -> Task:
     for mover, column, out in zip(
         run.parts.movers[position], run.parts.source.tables[position].columns, table.carved.columns, strict=True
     ):
-        by_host = mover.wants_host_rows  # afterwards another may be chosen
         try:
             yield from mover.fetch(run.parts.streams.fetch, out[: table.fetched], wanted)
         except Exception as error:
             error.add_note(f"while fetching {table.fetched} rows of {column.label} ({column.store.name})")
             raise
         run.parts.counters.fetched(table.fetched, column.store.row_nbytes)
-        window.passage.fetched(table.fetched * column.store.row_nbytes, by_host=by_host, store=column.store)
+        window.passage.fetched(table.fetched * column.store.row_nbytes, column.store)
 
 
 def carry(run: Run, window: Window) -> None:

@@ -26,20 +26,24 @@ class Progress:
         self._dirty = False  # rows were written back since the last flush
 
     def next_epoch(self) -> tuple[int, int, Any]:
-        """The next epoch's number, batches to skip and the sampler's saved state. One left by a break has ended."""
+        """The next epoch's number, batches to skip and the sampler's saved state.
+
+        One left by a break has ended. One that gave out nothing begins again, so that a trainer's ``iter()`` that only asks
+        whether a loader can be iterated over neither skips an epoch nor loses what ``load`` said.
+        """
         if self._begun:
             self.end()
         return self.epoch, self._skip, self._sampler
 
     def begin(self) -> None:
         """The epoch of ``next_epoch`` has begun."""
-        self.batch, self._begun = self._skip, True
+        self.batch = self._skip
         self._sampler = self._sampler if self._skip else None
-        self._skip = 0
 
     def served(self, number: int, sampler: Any) -> None:
         """Batch ``number`` was given out; ``sampler`` is a foreign sampler's state after it, if it has one."""
         self.batch, self._sampler = number + 1, sampler
+        self._skip, self._begun = 0, True
 
     def end(self) -> None:
         """The epoch is over."""

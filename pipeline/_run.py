@@ -16,7 +16,6 @@ from ._engine import Host, Predicate
 from ._flight import Request, Window
 from ._ids import Permute
 from ._movers import Mover
-from ._overflow import Overflow
 from ._requests import Requests
 from ._slots import Slots
 from ._source import Source
@@ -68,10 +67,15 @@ class Parts:
     """Evaluates a shuffled order on the device; None where the host must."""
     counters: Counters
     timeline: Timeline
-    overflow: Overflow | None
-    """Counts values that a cast made inf, if asked to."""
     pid: int
     """The process that owns the threads and the device."""
+
+    def follow_caller(self) -> None:
+        """Work on the pipeline's streams runs after what the calling thread's stream had queued."""
+        device = self.device
+        here = device.record(device.current())
+        for stream in self.streams.all():
+            device.wait(stream, here)
 
 
 @dataclass

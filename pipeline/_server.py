@@ -58,14 +58,16 @@ class Windowed:
 
     def next(self) -> Taken:
         settings = self.run.parts.settings
-        taken = self._consumer.next()
-        if settings.inline and settings.writable and self.run.jobs:
-            self._consumer.wait_drained()
+        with self.run.parts.timeline.step():
+            taken = self._consumer.next()
+            if settings.inline and settings.writable and self.run.jobs:
+                self._consumer.wait_drained()
         return taken
 
     def write(self, taken: Taken, values: dict[tuple[int, int], Tensor]) -> None:
         assert taken.window is not None
-        self._consumer.write(taken.window, taken.batch, values)
+        with self.run.parts.timeline.range("write_back"):
+            self._consumer.write(taken.window, taken.batch, values)
 
     def flush(self) -> None:
         self._consumer.flush()

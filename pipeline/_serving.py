@@ -105,7 +105,7 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
         index.append(_parts(_integers(device, part.ids[start:stop]), shapes))
         found = []
         for source, column in zip(_columns(part), table.columns, strict=True):
-            rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.overflow)
+            rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.counters.overflow)
             found.append(_parts(rows, shapes))
         columns.append(list(map(list, zip(*found, strict=True))))
     return Group(first, stream, list(map(list, zip(*index, strict=True))), list(map(list, zip(*columns, strict=True))))
@@ -148,7 +148,7 @@ def write(run: Run, stream: Any, window: Window, batch: int, values: Mapping[tup
         assert part.layout.batch_places is not None
         assert part.carved is not None
         places, rows = part.layout.batch_places[start:stop], rows.detach()
-        _put(device, part.carved.columns[column], places, rows, run.parts.overflow)
+        _put(device, part.carved.columns[column], places, rows, run.parts.counters.overflow)
         _marks.mark(device, part.carved.marks[column], places)
         device.keep(rows, stream)
         window.marked.add((table, column))

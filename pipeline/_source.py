@@ -83,6 +83,10 @@ class Source:
             return per_table[0]
         return {table.name: value for table, value in zip(self.tables, per_table, strict=True)}
 
+    def __str__(self) -> str:
+        stores = ((column.label, column.store) for table in self.tables for column in table.columns)
+        return ", ".join(f"{label} ({len(store):,} rows of {store.row_nbytes:,} bytes)" for label, store in stores)
+
     @property
     def stores(self) -> list[Store]:
         """Every store, table by table."""

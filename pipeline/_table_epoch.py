@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
@@ -107,6 +108,10 @@ class TableBatches:
     def stats(self) -> Stats:
         """See ``Pipeline.stats``."""
         return self._pipe.stats()
+
+    def trace(self, path: str | os.PathLike[str], steps: int = 64) -> None:
+        """See ``Pipeline.trace``."""
+        self._pipe.trace(path, steps)
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch with all that was written landed, and give up memory. Idempotent."""

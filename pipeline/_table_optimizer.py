@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ._table_probe import Schema, as_sparse, constructor_settings, probe, refuse_by_name, wants_sparse
+from ._table_probe import Schema, as_sparse, like, probe, refuse_by_name, wants_sparse
 
 OptimizerLike = Callable[..., Optimizer] | Optimizer
 
@@ -76,16 +76,7 @@ class Binding:
         """Makes optimizers like this one, for the probe."""
         if not isinstance(optimizer, Optimizer):
             return lambda params: _made(optimizer, params, settings)
-        kind: Callable[..., Optimizer] = type(optimizer)
-
-        def make(params: list[Tensor]) -> Optimizer:
-            try:
-                return kind(params, **constructor_settings(type(optimizer), self.group))
-            except TypeError as error:
-                error.add_note(f"a {type(optimizer).__name__} was made from the group's settings, to see what state it keeps")
-                raise
-
-        return make
+        return lambda params: like(optimizer, self.group)(params)
 
     @property
     def group(self) -> dict[str, Any]:

@@ -62,11 +62,13 @@ class Schema:
     Attributes:
         initial_scalars: values to begin with, of an optimizer that makes state when it is constructed (Adagrad); None
             where the first step makes it.
+        starting: what each scalar is before its first update; of a plain number, which counts steps, one less than after.
     """
 
     columns: dict[str, ColumnSpec]
     scalars: dict[str, ScalarSpec]
     initial_scalars: dict[str, float] | None
+    starting: dict[str, float]
 
 
 def refuse_by_name(kind: type) -> None:
@@ -96,6 +98,20 @@ def constructor_settings(kind: type[Optimizer], settings: dict[str, Any]) -> dic
     return {name: value for name, value in settings.items() if name in taken and name != "params"}
 
 
+def like(optimizer: Optimizer, group: dict[str, Any]) -> MakeOptimizer:
+    """Makes optimizers of the class of ``optimizer`` with the settings of ``group``, one of its parameter groups."""
+    kind: Callable[..., Optimizer] = type(optimizer)
+
+    def make(params: list[Tensor]) -> Optimizer:
+        try:
+            return kind(params, **constructor_settings(type(optimizer), group))
+        except TypeError as error:
+            error.add_note(f"a {type(optimizer).__name__} was made from the group's settings, to see what state it keeps")
+            raise
+
+    return make
+
+
 def probe(make: MakeOptimizer, row_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Schema:
     """The state that optimizers of ``make`` keep for rows of ``row_shape`` and ``dtype`` on ``device``.
 
@@ -120,15 +136,18 @@ def probe(make: MakeOptimizer, row_shape: tuple[int, ...], dtype: torch.dtype, d
         raise TypeError(f"{kind} keeps other state for a parameter of 2 rows than for one of 3; a RowTable cannot hold it")
     columns: dict[str, ColumnSpec] = {}
     scalars: dict[str, ScalarSpec] = {}
+    starting: dict[str, float] = {}
     for name in states[0]:
         values = [state[name] for state in states]
         if all(map(_is_scalar, values)):
             scalars[name] = _scalar(values[0], device)
+            first = values[0]
+            starting[name] = recorder.initial(first).item() if isinstance(first, Tensor) else first - 1
         elif _is_column(values) and name != "weight":
             columns[name] = _column(kind, name, [recorder.initial(value) for value in values])
         else:
             raise TypeError(f"{kind} keeps {name!r} as {_said(values)}: neither a value a row nor one of the table")
-    return Schema(columns, scalars, initial_scalars if eager else None)
+    return Schema(columns, scalars, initial_scalars if eager else None, starting)
 
 
 @final

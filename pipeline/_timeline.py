@@ -9,9 +9,10 @@ Who calls it: ``begin``, ``phase``, ``start_fetch`` the producer; ``draining`` t
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
 from torch import Tensor
@@ -21,7 +22,11 @@ from rowferry.stores._device_contract import Device, Event
 from ._clock import Clock
 from ._counters import Counters
 from ._passage import NEAR_THE_LINK, Cause, Passage, Span, Timed
+from ._ranges import Ranges
 from ._tally import Tally
+from ._trace import Recorder, new_recorder
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
 
 KEPT = 64  # newest timed windows, for who wants to look at rates
 
@@ -35,16 +40,20 @@ class Timeline:
         link: bytes a second of the copy engine, where known.
     """
 
-    def __init__(self, device: Device, counters: Counters, link: float | None = None) -> None:
+    def __init__(self, device: Device, counters: Counters, link: float | None = None, ranges: Ranges | None = None) -> None:
         self.timed: deque[Timed] = deque(maxlen=KEPT)
         self.link = link
         self._device = device
         self._clock = Clock(device)
         self._counters = counters
+        self._ranges = ranges
+        self._recorder: Recorder | None = None
+        self._blocked: Span | None = None
+        self._window = 0  # that the consumer is in
         self._current = Passage()  # the window that the producer works on
         self.tally = Tally(device)
         self._passages: deque[Passage] = deque()  # met by the consumer, not read yet
-        self._drains: deque[tuple[Event, Event, float]] = deque()  # start, end, and when the host was done
+        self._drains: deque[tuple[Event, Event, Span]] = deque()  # on the writer's stream; in its thread
         self._moved: deque[tuple[int, int]] = deque()
 
     # ---- producer and writer --------------------------------------------------------------------------------
@@ -54,37 +63,58 @@ class Timeline:
         self._current = Passage(number, begun=self._clock.now())
         return self._current
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> AbstractContextManager[None]:
         """The producer does ``name``: sampler, plan, slot or fetch."""
+        told = name == "sampler" or self._recorder is not None or self._ranges is not None
+        return self._phase(name) if told else _NOTHING
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
         start = self._clock.now()
         try:
-            yield
+            with self.range(name):
+                yield
         finally:
+            span = Span(start, self._clock.now())
             if name == "sampler":
-                self._current.sampled += self._clock.now() - start
+                self._current.sampled += span.seconds
+            if self._recorder is not None:
+                self._recorder.add("producer thread", name, span, window=self._current.number)
 
     def start_fetch(self, passage: Passage, stream: Any, *, after_drain: bool) -> None:
         """The window's slot is free in the order of ``stream``, the fetch stream."""
         passage.claimed, passage.after_drain = self._clock.now(), after_drain
         passage.started = self._clock.mark(stream)
 
-    @contextmanager
-    def draining(self, stream: Any, marks: Tensor, row_nbytes: int, *, by_host: bool) -> Iterator[None]:
-        """The rows at ``marks`` go to the store, in the order of ``stream``, the writer's.
+    def end_fetch(self, passage: Passage, ready: Event, *, host_rows: bool) -> None:
+        """All of the fetch is in the order of its stream. ``host_rows``: host threads knew the rows, and may have gathered."""
+        passage.ready, passage.gathered, passage.host_rows = ready, self._clock.now(), host_rows
 
-        ``by_host``: host threads write them, and tell their number. Else the device counts them, before they land.
-        """
-        start = self._clock.mark(stream)
-        if not by_host:
-            with self._device.use(stream):
-                self.tally.send_count(stream, marks, lambda rows: self._counters.drained(rows, row_nbytes))
-        yield
-        self._drains.append((start, self._clock.mark(stream), self._clock.now()))
+    @contextmanager
+    def draining(self, stream: Any) -> Iterator[None]:
+        """Changed rows go to a store, in the order of ``stream``, the writer's."""
+        start, since = self._clock.mark(stream), self._clock.now()
+        with self.range("drain"):
+            yield
+        span = Span(since, self._clock.now())
+        self._drains.append((start, self._clock.mark(stream), span))
+        if self._recorder is not None:
+            self._recorder.add("writer thread", "drain", span)
 
     def moved(self, rows: int, row_nbytes: int) -> None:
-        """The number of rows that host threads wrote."""
+        """So many rows went to a store."""
         self._moved.append((rows, row_nbytes))
+
+    def count_moved(self, stream: Any, marks: Tensor, row_nbytes: int) -> Event:
+        """Rows at ``marks`` went to a store, how many only the device knows. The event after which the number is here."""
+        with self._device.use(stream):
+            return self.tally.send_count(stream, marks, lambda rows: self._counters.drained(rows, row_nbytes))
+
+    # ---- anybody --------------------------------------------------------------------------------------------
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """An NVTX range, where they are asked for."""
+        return self._ranges(name) if self._ranges is not None else _NOTHING
 
     # ---- consumer -------------------------------------------------------------------------------------------
 
@@ -95,11 +125,13 @@ class Timeline:
         try:
             yield
         finally:
-            seconds = self._clock.now() - start
-            self._counters.blocked_seconds += seconds
+            span = self._blocked = Span(start, self._clock.now())
+            self._counters.blocked_seconds += span.seconds
             if cause is not None:
-                self._counters.waited(cause, seconds)
-                self._counters.exposed_seconds += seconds
+                self._counters.waited(cause, span.seconds)
+                self._counters.exposed_seconds += span.seconds
+                if self._recorder is not None:
+                    self._recorder.wait("consumer thread", cause, span)
 
     def meet(self, stream: Any) -> Event:
         """The consumer comes to its next window: a mark before it waits."""
@@ -107,9 +139,37 @@ class Timeline:
 
     def leave(self, passage: Passage, met: Event, stream: Any) -> None:
         """The window is there, in the order of ``stream``: a mark after the wait. Reads what has passed by now."""
-        passage.met, passage.left = met, self._clock.mark(stream)
+        passage.met, passage.left, passage.blocked = met, self._clock.mark(stream), self._blocked
         self._passages.append(passage)
+        self._window = passage.number
         self.settle()
+
+    def step(self) -> AbstractContextManager[None]:
+        """A ``next()`` that gives out a batch."""
+        return _NOTHING if self._recorder is None and self._ranges is None else self._step()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        start = self._clock.now()
+        with self.range("next"):
+            yield
+        if self._recorder is not None:
+            self._recorder.step(self._counters.batches - 1, Span(start, self._clock.now()), window=self._window)
+
+    def record(self, path: str | os.PathLike[str], steps: int) -> None:
+        """Draw the next ``steps`` batches; see ``_trace``.
+
+        Raises:
+            RuntimeError: it is drawing already. As ``new_recorder``.
+        """
+        if self._recorder is not None:
+            raise RuntimeError("a trace is being recorded already; it is written when its steps, or the epoch, are over")
+        self._recorder = new_recorder(path, steps, str(self._device.torch), self._clock.now())
+
+    def _end_recording(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.finish(self._clock.at)
 
     def settle(self) -> None:
         """Read the times and numbers of all that has passed."""
@@ -133,6 +193,7 @@ class Timeline:
         self.settle()
         self._passages.clear()
         self._drains.clear()
+        self._end_recording()
 
     # ---- reading --------------------------------------------------------------------------------------------
 
@@ -140,10 +201,15 @@ class Timeline:
         timed = self._times(passage)
         self.timed.append(timed)
         counters = self._counters
-        for cause, span in timed.waits():
-            counters.waited(cause, span.seconds)
         counters.fetch_seconds += timed.fetch.seconds
-        counters.exposed_seconds += timed.exposed
+        if timed.waited:
+            for cause, span in timed.waits():
+                counters.waited(cause, span.seconds)
+            counters.exposed_seconds += timed.exposed
+        if self._recorder is not None:
+            self._recorder.window(passage, timed, self._clock.at)
+            if self._recorder.is_over:
+                self._end_recording()
 
     def _times(self, passage: Passage) -> Timed:
         clock = self._clock
@@ -157,9 +223,8 @@ class Timeline:
         planned = max(sampled, clock.at(passage.planned))
         started = max(planned, clock.at(passage.started))
         ready = max(started, clock.at(passage.ready))
-        by, fetch = passage.by, Span(started, ready)
-        if self.link and fetch.seconds and passage.nbytes / fetch.seconds > NEAR_THE_LINK * self.link:
-            by = "link"
+        fetch = Span(started, ready)
+        by = self._limit(passage, fetch)
         steps: tuple[tuple[float, Cause], ...] = (
             (passage.begun, by),
             (sampled, "sampler"),
@@ -172,11 +237,21 @@ class Timeline:
         passage.started = passage.met = passage.left = None
         return Timed(passage.number, passage.nbytes, steps, fetch, wait)
 
-    def _read_drain(self, start: Event, end: Event, host_end: float) -> None:
-        span = Span(self._clock.at(start), max(self._clock.at(end), host_end))
+    def _limit(self, passage: Passage, fetch: Span) -> Cause:
+        """Who took the time of a fetch: the host, when it was busy for most of it and the link was not."""
+        gathering = fetch.overlap(Span(passage.claimed, passage.gathered))
+        if not passage.host_rows or gathering < fetch.seconds / 2:
+            return "link"
+        if self.link and fetch.seconds and passage.nbytes / fetch.seconds > NEAR_THE_LINK * self.link:
+            return "link"
+        return passage.by_host
+
+    def _read_drain(self, start: Event, end: Event, host: Span) -> None:
+        span = Span(self._clock.at(start), max(self._clock.at(end), host.stop))
         self._clock.free(start, end)
-        self._counters.drains += 1
         self._counters.drain_seconds += span.seconds
+        if self._recorder is not None:
+            self._recorder.add("writer stream", "drain", span)
 
 
 def _passed(event: Event | None) -> bool:

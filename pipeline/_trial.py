@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, final
 
 SETTLE = 20  # windows until a choice has been made, whatever was measured by then
-GROW = 8  # windows that may grow before the ways take turns
-ROUNDS = 3  # windows that each of two ways takes; one less of more ways
+GROW = 11  # windows that may grow before the ways take turns: from one batch to a thousand
+ROUNDS = 2  # windows that each way takes: what it pays once, and what it is worth
 GROWTH = 1.25  # a window that is so many times as large as the one before still grows
 CLEARLY = 1.1  # by so much a way must be faster than one before it in the list: host threads cost the training loop
 FALLEN = 2 / 3  # of the rate it was chosen for
@@ -69,7 +69,6 @@ class Trial:
         self._ways = ways
         self._in_turn = in_turn
         self._tell = settled
-        self._rounds = ROUNDS if len(ways) < 3 else ROUNDS - 1  # so that many ways have had theirs in time
         self._patience = SEVERAL
         self.turn = 0
         self.why = f"{', '.join(ways)} are tried on the first windows"
@@ -104,7 +103,7 @@ class Trial:
             return
         self._samples.append(sample)
         compared = self._comparable()
-        if all(sum(each.way == number for each in compared) >= self._rounds for number in range(len(self._ways))):
+        if all(sum(each.way == number for each in compared) >= ROUNDS for number in range(len(self._ways))):
             self._settle()
 
     # ---- trying -----------------------------------------------------------------------------------------------
@@ -112,8 +111,8 @@ class Trial:
     def _all_turns(self) -> deque[int]:
         numbers = range(len(self._ways))
         if self._in_turn:
-            return deque(number for _ in range(self._rounds) for number in numbers)
-        return deque(number for number in numbers for _ in range(self._rounds))
+            return deque(number for _ in range(ROUNDS) for number in numbers)
+        return deque(number for number in numbers for _ in range(ROUNDS))
 
     def _comparable(self) -> list[_Sample]:
         largest = max(sample.nbytes for sample in self._samples)

@@ -31,7 +31,7 @@ def verdict(stats: Stats) -> str:
     if not stats.windows:
         rate = stats.bytes / stats.seconds / 1e9 if stats.seconds else 0.0
         return f"nothing crosses: the rows are in the memory of {stats.device}, {rate:.2f} GB/s of them were given out"
-    return f"the training limits: it waited {share:.1%} of {seconds:.2f} s; {_hides(stats)}"
+    return f"the training limits: it waited {_percent(share, 1)} of {seconds:.2f} s; {_hides(stats)}"
 
 
 def _link(stats: Stats, share: float) -> str:
@@ -49,14 +49,14 @@ def _link(stats: Stats, share: float) -> str:
 def _sampler(stats: Stats, share: float) -> str:
     del stats
     return (
-        f"the sampler limits: the training waited {share:.0%} of the time for index batches; yield whole arrays, or use "
+        f"the sampler limits: the training waited {_percent(share)} of the time for index batches; yield whole arrays, or use "
         "batch_size and shuffle"
     )
 
 
 def _plan(stats: Stats, share: float) -> str:
     return (
-        f"the plan limits: the training waited {share:.0%} of the time for it; "
+        f"the plan limits: the training waited {_percent(share)} of the time for it; "
         f"larger batches or larger windows (lookahead, now {stats.batches_in_window}) need fewer plans"
     )
 
@@ -64,14 +64,14 @@ def _plan(stats: Stats, share: float) -> str:
 def _host_gather(stats: Stats, share: float) -> str:
     change = "a PinnedStore needs no host threads" if stats.link_gbps else "larger windows (staging_bytes) have fewer rows"
     return (
-        f"the host's gather limits: {stats.fetch_gbps:.1f} GB/s{_of_link(stats)}, the training waited {share:.0%} of the time "
-        f"for it; more threads= make it faster, {change}"
+        f"the host's gather limits: {stats.fetch_gbps:.1f} GB/s{_of_link(stats)}, "
+        f"the training waited {_percent(share)} of the time for it; more threads= make it faster, {change}"
     )
 
 
 def _store(stats: Stats, share: float) -> str:
     return (
-        f"the store limits: {stats.fetch_gbps:.2f} GB/s, the training waited {share:.0%} of the time for it; "
+        f"the store limits: {stats.fetch_gbps:.2f} GB/s, the training waited {_percent(share)} of the time for it; "
         "larger windows (staging_bytes) read less of a file, rows in memory (PinnedStore.load) none"
     )
 
@@ -79,8 +79,8 @@ def _store(stats: Stats, share: float) -> str:
 def _drain(stats: Stats, share: float) -> str:
     change = "depth=3 lets drains and fetches overlap" if stats.depth < 3 else "write back fewer rows or columns"
     return (
-        f"the drain limits: {stats.drain_gbps:.1f} GB/s{_of_link(stats)}, the training waited {share:.0%} of the time for "
-        f"changed rows to reach their stores; {change}"
+        f"the drain limits: {stats.drain_gbps:.1f} GB/s{_of_link(stats)}, "
+        f"the training waited {_percent(share)} of the time for changed rows to reach their stores; {change}"
     )
 
 
@@ -96,7 +96,7 @@ _LIMITS: dict[str, Callable[[Stats, float], str]] = {
 
 def _hides(stats: Stats) -> str:
     size = max(round(stats.batches / stats.windows), 1) if stats.windows else 1
-    return f"windows of {_count(size, 'batch', 'batches')} hide {stats.hidden_share:.0%} of it"
+    return f"windows of {_count(size, 'batch', 'batches')} hide {_percent(stats.hidden_share)} of it"
 
 
 def _of_link(stats: Stats) -> str:
@@ -105,3 +105,7 @@ def _of_link(stats: Stats) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
+
+
+def _percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"

@@ -58,7 +58,7 @@ def _drain(run: Run, job: DrainJob) -> Task:
         listed = DrainList(table.carved.columns[column_number], marks, table.layout.rows, older.rows, older.places, runs)
         store = run.parts.source.tables[table_number].columns[column_number].store
         try:
-            with run.parts.timeline.draining(stream, marks, store.row_nbytes, by_host=mover.lands_on_host):
+            with run.parts.timeline.draining(stream):
                 moved, landed = yield from mover.drain(stream, listed)
         except Exception as error:
             error.add_note(f"while writing rows to {store.name}")
@@ -66,9 +66,10 @@ def _drain(run: Run, job: DrainJob) -> Task:
         if moved is not None:
             run.parts.timeline.moved(moved, store.row_nbytes)
         if landed is not None:
+            counted = run.parts.timeline.count_moved(stream, marks, store.row_nbytes) if moved is None else landed
             with run.host.lock:
                 window.landed.append(landed)
-                run.last_landing = landed
+                run.last_landing = counted  # the later of the two in the stream's order
 
 
 def _list_what_is_left(run: Run, window: Window) -> dict[tuple[int, int], Tensor]:

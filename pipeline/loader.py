@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Literal, Self, final
 
@@ -94,41 +96,42 @@ class Pipeline:
         mover: _candidates.MoverName = "auto",
         count_inf: bool = False,
     ) -> None:
-        self._closed = False
-        self._pid = os.getpid()
-        self._source = make_source(source, index, dtype)
-        self._index = index
+        self._closed, self._pid = False, os.getpid()
+        self._source, self._index = make_source(source, index, dtype), index
         self._batches = _chunk_shuffle.make_batches(
             self._source, index, batch_size, shuffle, shuffle_chunks, drop_last, sampler, batch_sampler, seed
         )
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
-        self._device: Device = _assembly.resolve_device_object(device)
         staging_bytes = _chunk_shuffle.staging(self._batches, self._source, self._settings.depth, staging_bytes)
-        self._counters = Counters(self._device.now)
-        self._overflow = Overflow(self._device, self._counters) if count_inf else None
+        self._place: Device = _assembly.resolve_device_object(device)  # not `_device`, which fastai takes for a torch.device
+        self._counters = Counters(self._place.now, Overflow(self._place) if count_inf else None)
         self._new_host: Callable[[], Host] = self._make_host
         self._negative = True  # rows may count from the end; a RowTable's may not
+        self._ways = _candidates.LOCAL
         self._parts: Parts | None = None
-        if not _candidates.is_all_local(mover, self._source, self._device):
+        if not _candidates.is_all_local(mover, self._source, self._place):
             self._parts = _assembly.make_parts(
-                self._source, self._settings, self._device, self._counters, self._overflow,
+                self._source, self._settings, self._place, self._counters,
                 mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
             )  # fmt: skip
             _chunk_shuffle.warn_if_dear(self._batches, self._parts)
-        self._account = Account(self._device, self._counters, self._source, self._parts, self._overflow)
+        self._account = Account(self._place, self._counters, self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
-        return Inline() if self._settings.inline else Threads(self._device, self._threads)
+        return Inline() if self._settings.inline else Threads(self._place, self._threads)
 
     # ---- iterating ------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Epoch:
-        """Begin the next epoch; a live one ends first, after its writes have landed."""
+        """Begin the next epoch; a live one ends first, after its writes have landed.
+
+        An epoch that gave out no batch is not over: it begins again.
+        """
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
@@ -136,54 +139,41 @@ class Pipeline:
         epoch, skip, state = self._progress.next_epoch()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)
+            store._settle()  # from here on the pipeline's own events order who uses its memory
         items = self._batches.epoch(epoch, skip, state)
         self._progress.begin()
-        if self._parts is not None:  # prefetch starts after what the caller's stream had queued
-            here = self._device.record(self._device.current())
-            for stream in self._parts.streams.all():
-                self._device.wait(stream, here)
-        items = self._first_here(items)
+        if self._parts is not None:
+            self._parts.follow_caller()
+        if not self._settings.inline:  # with the plan stream current as for the others
+            items = first_here(items, nullcontext() if self._parts is None else self._place.use(self._parts.streams.plan))
         pool = self._parts.pool if self._parts is not None else None
-        requests = Requests(items, self._index, self._source, self._device, pool, first=skip, negative=self._negative)
+        requests = Requests(items, self._index, self._source, self._place, pool, first=skip, negative=self._negative)
         server: Windowed | LocalConsumer
         if self._parts is None:
-            server = LocalConsumer(
-                self._device,
-                self._source,
-                requests,
-                self._counters,
-                self._overflow,
-                writable=self._settings.writable,
-                fetch=self._settings.fetch,
-            )
+            server = LocalConsumer(self._place, self._source, requests, self._counters, self._settings)
         else:
             server = Windowed(self._parts, self._new_host(), requests)
         live = Epoch(
             server,
             self._source,
-            self._device,
+            self._place,
             self._counters,
-            self._overflow,
             on_batch=self._served,
             on_write=self._progress.wrote,
             on_end=self._progress.end,
-            on_over=self._account.epoch_begins(epoch),
+            on_over=functools.partial(self._epoch_over, epoch, self.stats()),
         )
         self._live = weakref.ref(live)
         return live
 
-    def _first_here(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The first item is drawn in the caller's thread, with the plan stream current as for the others."""
-        if self._settings.inline:
-            return items
-        if self._parts is None:
-            return first_here(items)
-        with self._device.use(self._parts.streams.plan):
-            return first_here(items)
-
     def __len__(self) -> int:
         """Batches in an epoch. TypeError when the sampler does not tell."""
         return len(self._batches)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are; as ``torch.device``, since trainers ask their loaders."""
+        return self._place.torch
 
     def set_epoch(self, epoch: int) -> None:
         """The number of the next epoch: with ``shuffle`` its order, else what ``sampler.set_epoch`` is called with."""
@@ -193,6 +183,9 @@ class Pipeline:
 
     def _served(self, taken: Taken) -> None:  # a method, by which a live epoch keeps its pipeline, and so its claim
         self._progress.served(taken.request.number, taken.request.state)
+
+    def _epoch_over(self, epoch: int, before: Stats) -> None:
+        logger.info("epoch %d: %s", epoch, self.stats().since(before).verdict)
 
     def _end_live(self, timeout: float | None = None) -> None:
         live = self._live() if self._live is not None else None
@@ -223,7 +216,22 @@ class Pipeline:
     def stats(self) -> Stats:
         """A frozen snapshot of the counters; ``stats().verdict`` is one sentence."""
         live = self._live() if self._live is not None else None
-        return self._account.stats(live.server if live is not None else None)
+        if self._parts is not None:
+            self._ways = _candidates.ways(self._source, self._parts.movers)
+        names, why = self._ways
+        return self._account.stats(live.server if live is not None else None, mover=names, mover_why=why)
+
+    def trace(self, path: str | os.PathLike[str], steps: int = 64) -> None:
+        """Draw the next ``steps`` batches: who worked and who waited for what, on which thread and stream, in a file.
+
+        Chrome's trace format: open it at https://ui.perfetto.dev, or draw it by ``rowferry trace``. Returns at once. The
+        file is written by a later ``next()``, when what those steps started has passed, or at the end of the epoch.
+
+        Raises:
+            RuntimeError: another trace is under way, or the mover is ``local``. ValueError, TypeError, OSError: bad arguments.
+        """
+        self._require_usable()
+        self._account.trace(path, steps)
 
     # ---- writing and ending ---------------------------------------------------------------------------------
 
@@ -249,11 +257,12 @@ class Pipeline:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
         if self._closed:
             return
-        refuse_capture(self._device, "close()")
+        refuse_capture(self._place, "close()")
         self._closed = True
         try:
             self._end_live(timeout)
         finally:
+            self.stats()  # which remembers how rows crossed
             self._account.close()
             self._parts = None
             if self._claim is not None:
@@ -266,17 +275,13 @@ class Pipeline:
         self.close()
 
     def __repr__(self) -> str:
-        columns = [column for table in self._source.tables for column in table.columns]
-        what = ", ".join(
-            f"{column.label} ({len(column.store):,} rows of {column.store.row_nbytes:,} bytes)" for column in columns
-        )
         way = "read, changed and written back" if self._settings.writable else "read"
         stats = self.stats()
         state = "closed" if self._closed else f"epoch {self._progress.epoch}, batch {self._progress.batch}"
-        return f"<Pipeline: {what} {way} on {stats.device} by {stats.mover}; {state}; {stats.verdict}>"
+        return f"<Pipeline: {self._source} {way} on {stats.device} by {stats.mover}; {state}; {stats.verdict}>"
 
     def _require_usable(self) -> None:
         refuse_fork(self._pid)
         if self._closed:
             raise RuntimeError("the pipeline is closed; make a new one")
-        refuse_capture(self._device, "the pipeline")
+        refuse_capture(self._place, "the pipeline")

@@ -59,12 +59,17 @@ class Prefetcher(Generic[T]):
         if dtype is not None:
             castable(torch.float32, dtype)
         self._iterable = iterable
-        self._device = device
+        self._place = device  # not `_device`: see Pipeline
         self._dtype = dtype
         self._depth = depth
         self._pool = PinnedPool(device)
         self._live: weakref.ref[_Items[T]] | None = None
         self._new_host: Callable[[], Host] = lambda: Threads(device, 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Where items are; as ``torch.device``, since trainers ask their loaders."""
+        return self._place.torch
 
     def __len__(self) -> int:
         return len(self._iterable)  # type: ignore[arg-type]  # TypeError from the iterable when it has none
@@ -73,7 +78,7 @@ class Prefetcher(Generic[T]):
         live = self._live() if self._live is not None else None
         if live is not None:
             live.close()
-        items = _Items(self._iterable, self._device, self._dtype, self._depth, self._pool, self._new_host())
+        items = _Items(self._iterable, self._place, self._dtype, self._depth, self._pool, self._new_host())
         self._live = weakref.ref(items)
         return items
 

@@ -24,16 +24,19 @@ _WIDE_INTEGERS = frozenset({torch.int32, torch.int64, torch.uint32, torch.uint64
 _TOO_LARGE = {torch.float8_e4m3fn: (464 + 2**-15, 0x7F), torch.float8_e5m2: (61440.0, 0x7C)}
 
 
-def castable(source: torch.dtype, target: torch.dtype) -> None:
-    """Refuse casts that lose what they should not.
+def castable(source: torch.dtype, target: torch.dtype, name: str = "") -> None:
+    """Refuse casts that lose what they should not, of values for the store of that ``name`` where there is one.
 
     Raises:
         TypeError: complex to real, or a floating dtype to an integer or bool.
     """
+    lead = f"values do not fit {name}: " if name else ""
     if source.is_complex and not target.is_complex:
-        raise TypeError(f"cannot cast {source} to {target}: the imaginary part would be lost; take .real or .abs() yourself")
+        raise TypeError(
+            f"{lead}cannot cast {source} to {target}: the imaginary part would be lost; take .real or .abs() yourself"
+        )
     if source.is_floating_point and not (target.is_floating_point or target.is_complex):
-        raise TypeError(f"cannot cast {source} to {target}: fractions would be lost; round and cast yourself")
+        raise TypeError(f"{lead}cannot cast {source} to {target}: fractions would be lost; round and cast yourself")
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from ._casts import cast, castable
+from ._in_flight import UsedByKernels
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # the contract imports no backend
 PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
 
 
-class Store(ABC):
+class Store(UsedByKernels, ABC):
     """Rows of one shape and dtype. See the module's guarantees.
 
     Attributes:
@@ -47,11 +48,11 @@ class Store(ABC):
         memory: all rows as one C-contiguous tensor without a copy, or None when rows must be fetched (a file
             in another byte order, chunks, a URL). Writing to it writes the store.
         pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
+        owns_memory: the memory was made by the store, so that ``scatter`` may leave it to a kernel and return.
         page_cache: the file that ``memory`` maps read-only, where a GPU may read its pages once they are locked; else None.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
-        block_rows: rows that lie together in the file, where it has chunks; else 1. ``shuffle="chunks"`` keeps them
-            together.
+        block_rows: rows of a chunk of the file, which ``shuffle="chunks"`` keeps together; 1 where it has none.
         identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
     """
 
@@ -62,6 +63,7 @@ class Store(ABC):
     device: torch.device = torch.device("cpu")
     memory: torch.Tensor | None = None
     pinned: bool = False
+    owns_memory: bool = False
     page_cache: PageCache | None = None
     chunk_rows: int = 1
     block_rows: int = 1
@@ -148,6 +150,7 @@ class Store(ABC):
             given = f"{tuple(out.shape)} {out.dtype} on {out.device}{'' if out.is_contiguous() else ', not contiguous'}"
             raise TypeError(f"out for {self.name} is {given}; it must be contiguous, {full} {self.dtype} on {self.device}")
         if rows.size:
+            self._settle(reading=True)
             self._gather(rows, out.view(rows.size, *self.row_shape))
         return out
 
@@ -155,8 +158,8 @@ class Store(ABC):
     def scatter(self, index: Any, values: torch.Tensor | NDArray[Any]) -> None:
         """Write ``values`` (``index.shape + row_shape``, cast to the store's dtype) into the rows of ``index``.
 
-        A row that occurs twice keeps the last value. Returns when the store holds the rows; ``values`` may be on
-        any device and is copied.
+        A row that occurs twice keeps the last value. ``values`` may be on any device and is copied. The store has the rows on
+        return; a ``DeviceStore``, and a ``PinnedStore`` of CUDA values, in stream order (its later calls wait for them).
 
         Raises:
             IndexError, TypeError, ValueError: bad index, dtype or shape; nothing was written.
@@ -164,17 +167,21 @@ class Store(ABC):
         """
         self._require_open()
         self._require_writable()
-        rows, shape = check_index(index, len(self), self.name)
         values = to_tensor(values)
-        full = (*shape, *self.row_shape)
-        if tuple(values.shape) != full:
-            raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
+        if values.is_cuda or self.device.type == "cuda":
+            from ._write import write  # needs kernels and devices, as read does
+
+            if write(self, index, values):
+                return
+        rows, shape = check_index(index, len(self), self.name)
+        self._require_fit(values, shape)
         values = self._own(values).reshape(rows.size, *self.row_shape)
         if not rows.size:
             return
         keep = last_of_each(rows)
         if keep is not None:
-            rows, values = rows[keep], values[torch.from_numpy(keep).to(self.device)]
+            rows, values = rows[keep], values[torch.from_numpy(keep)]
+        self._settle()
         self._scatter(np.ascontiguousarray(rows), values.contiguous())
 
     @final
@@ -192,6 +199,7 @@ class Store(ABC):
         ``sync`` promises what the file system promises for fsync. Nothing to do for memory.
         """
         self._require_open()
+        self._settle(reading=True)
         self._flush(sync)
 
     @final
@@ -199,6 +207,7 @@ class Store(ABC):
         """Flush and give up handles; idempotent. Calls after it raise ValueError."""
         if self.closed:
             return
+        self._settle()
         if self.writable:
             self._flush(False)
         self.__dict__["_closed"] = True
@@ -221,14 +230,10 @@ class Store(ABC):
         """
         self._require_open()
         self._require_writable()
-        for start, stop in pieces(len(self), self.row_nbytes, PIECE_BYTES):  # not by chunk: every store draws the same rows
-            piece = torch.empty((stop - start, *self.row_shape), dtype=self.dtype)
-            with torch.random.fork_rng(devices=[], enabled=seed is not None):
-                if seed is not None:
-                    torch.manual_seed(seed + start)
-                with torch.no_grad():
-                    initializer(piece, *args, **kwargs)
-            self._scatter(np.arange(start, stop), piece.to(self.device))
+        self._settle()
+        from ._filling import init  # pieces, seeds and generators: nothing of the contract
+
+        init(self, PIECE_BYTES, lambda piece: initializer(piece, *args, **kwargs), seed)
         return self
 
     @final
@@ -238,7 +243,8 @@ class Store(ABC):
         self._require_writable()
         if other.shape != self.shape:
             raise ValueError(f"cannot copy {other.name} {other.shape} into {self.name} {self.shape}: the shapes must be equal")
-        self._require_castable(other.dtype)
+        castable(other.dtype, self.dtype, self.name)
+        self._settle()
         for start, stop in self.spans():
             piece = other.gather(range(start, stop))
             self._scatter(np.arange(start, stop), self._own(piece))
@@ -264,17 +270,16 @@ class Store(ABC):
         yield from pieces(len(self), self.row_nbytes, limit, self.chunk_rows)
 
     @final
-    def _own(self, values: torch.Tensor) -> torch.Tensor:
-        """``values`` in the store's dtype, rounded once, on its device. TypeError where that would lose more."""
-        self._require_castable(values.dtype)
-        return cast(values, self.dtype).to(self.device)
+    def _require_fit(self, values: torch.Tensor, shape: tuple[int, ...]) -> None:
+        full = (*shape, *self.row_shape)
+        if tuple(values.shape) != full:
+            raise ValueError(f"values for {self.name} have shape {tuple(values.shape)}; the index asks for {full}")
 
     @final
-    def _require_castable(self, dtype: torch.dtype) -> None:
-        try:
-            castable(dtype, self.dtype)
-        except TypeError as error:
-            raise TypeError(f"values do not fit {self.name}: {error}") from None
+    def _own(self, values: torch.Tensor) -> torch.Tensor:
+        """``values`` in the store's dtype, rounded once, on its device. TypeError where that would lose more."""
+        castable(values.dtype, self.dtype, self.name)
+        return cast(values, self.dtype).to(self.device)
 
     @final
     def _require_open(self) -> None:

@@ -60,9 +60,25 @@ def cupy_over(tensor: Tensor, dtype: np.dtype[Any]) -> Any:
 
     if not tensor.nbytes:
         return cupy.empty(tuple(tensor.shape), dtype)
+    return cupy.ndarray(tuple(tensor.shape), dtype, pointer_to(tensor))
+
+
+def cupy_of(tensor: Tensor) -> Any:
+    """A CuPy array over a CUDA tensor's memory, no copy; ready on CuPy's current stream. Raises as ``RowKernels``."""
+    _require_cupy()
+    import cupy
+
+    return cupy.from_dlpack(tensor.detach())
+
+
+def pointer_to(tensor: Tensor) -> Any:
+    """A ``cupy.cuda.MemoryPointer`` to page-locked host memory, which it keeps alive. Raises as ``RowKernels``."""
+    _require_cupy()
+    import cupy
+
     # The device is named, else CuPy takes the one that locked the memory and warns of every other.
     memory = cupy.cuda.UnownedMemory(tensor.data_ptr(), tensor.nbytes, tensor, torch.cuda.current_device())
-    return cupy.ndarray(tuple(tensor.shape), dtype, cupy.cuda.MemoryPointer(memory, 0))
+    return cupy.cuda.MemoryPointer(memory, 0)
 
 
 @final

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 _log = logging.getLogger("rowferry")
 
 PAGE = mmap.PAGESIZE
+GAP = 3  # pages between two runs that are fetched with them: a disk reads them in the time of one more request
 SAMPLE = 32  # runs of pages looked at to tell whether all are in memory; asking for fewer costs as little as looking
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +93,7 @@ class Arena:
 
         Returns when all are on their way, which for a full disk queue is when most have come.
         """
-        first, pages = page_runs(starts, stops)
+        first, pages = page_runs(starts, stops, GAP)
         if first.size > SAMPLE and self._seem_resident(first):
             return
         runs = np.empty(first.size, _RUN)
@@ -122,14 +123,17 @@ class Arena:
         return True
 
 
-def page_runs(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The pages that byte ranges (none empty) lie in, as ascending runs without overlap: first page, number of pages. Pure."""
+def page_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The pages that byte ranges (none empty) lie in, as ascending runs without overlap: first page, number of pages.
+
+    Runs with at most ``gap`` pages between them become one. Pure.
+    """
     first, last = starts // PAGE, (stops - 1) // PAGE
     if not bool(np.all(first[1:] >= first[:-1])):
         order = np.argsort(first)
         first, last = first[order], last[order]
     reach = np.maximum.accumulate(last)
-    new = np.concatenate(([True], first[1:] > reach[:-1] + 1)) if first.size else np.empty(0, bool)
+    new = np.concatenate(([True], first[1:] > reach[:-1] + 1 + gap)) if first.size else np.empty(0, bool)
     begins = np.flatnonzero(new)
     ends = reach[np.append(begins[1:], first.size) - 1] if first.size else reach
     return first[begins], ends - first[begins] + 1

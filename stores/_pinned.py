@@ -23,8 +23,12 @@ class PinnedStore(Store):
     """Rows in one allocation of exact size: page-locked where there is CUDA, ordinary memory elsewhere, used alike.
 
     ``numpy()``, ``torch()`` and ``cupy()`` are views of that one memory, never copies; they stay valid when the
-    store is closed or dies, and the memory is given back with the last of them. A GPU may still use it then: wait
-    for work of your own on the views before you drop them. ``pinned`` tells whether it is really page-locked.
+    store is closed or dies, and the memory is given back with the last of them, when the GPU that was current when the
+    store was made is idle. Another GPU may still use it then: wait for its work on the views before you drop them.
+    ``pinned`` tells whether it is really page-locked.
+
+    With CuPy, ``scatter`` of CUDA values is a kernel on the current stream. Calls of the store are ordered after it; a
+    view that you took before is not, so take it anew, or call ``flush()``.
 
     Args:
         shape: ``(rows, *row_shape)``.
@@ -36,12 +40,13 @@ class PinnedStore(Store):
     """
 
     writable = True
+    owns_memory = True
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, *, name: str | None = None) -> None:
         self.shape = check_layout(shape, dtype)
         self.dtype = dtype
         self.name = name or "pinned memory"
-        self.memory = pinned_bytes(self.nbytes).view(dtype).view(self.shape)
+        self.memory = pinned_bytes(self.nbytes, wait=True).view(dtype).view(self.shape)
         self.pinned = self.nbytes > 0 and self.memory.is_pinned()
         self._owner = os.getpid()
 
@@ -92,6 +97,7 @@ class PinnedStore(Store):
     def torch(self) -> Tensor:
         """All rows as a CPU tensor over this memory: ``shape``, ``dtype``, no copy; writing to it writes the store."""
         self._require_open()
+        self._settle()
         return self._held()
 
     def numpy(self) -> NDArray[Any]:

@@ -6,7 +6,8 @@ Guarantees:
 - Without CUDA nothing here initialises it, and memory is ordinary.
 
 Assumes:
-- Work on a GPU that still uses the memory is waited for by whoever launched it, before the last tensor dies.
+- Work on a GPU that still uses the memory is waited for by whoever launched it, before the last tensor dies; or ``wait``
+  was asked for, and the work is on the device that was current when the memory was made.
 """
 
 from __future__ import annotations
@@ -36,12 +37,16 @@ _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8  # cudaHostRegister* of driver_types.h
 _log = logging.getLogger("rowferry")
 
 
-def pinned_bytes(nbytes: int) -> torch.Tensor:
+def pinned_bytes(nbytes: int, *, wait: bool = False) -> torch.Tensor:
     """``nbytes`` of zeroed host memory: uint8, 1-d, page-locked where there is CUDA, ordinary memory elsewhere.
 
     The size is exact (rounded up to a page), huge pages are asked for, and a forked child does not inherit it:
     touching it there is a segmentation fault, so who hands it out checks for a fork. Any thread. With CUDA the
     current device gets a context; the memory is visible to every device.
+
+    Args:
+        nbytes: bytes.
+        wait: the device is waited for before the memory goes, as it is for memory that CUDA frees.
 
     Raises:
         ValueError: ``nbytes`` is negative.
@@ -64,7 +69,7 @@ def pinned_bytes(nbytes: int) -> torch.Tensor:
         _touch(array)  # faulting pages in by many threads is several times faster than letting the driver do it
         lock = Registration(array.ctypes.data, nbytes, _PORTABLE | _MAPPED)
         # The storage holds the array, so the array dies last; the mapping is an argument, so it outlives the lock.
-        finalizer = weakref.finalize(array, release, lock, mapping)
+        finalizer = weakref.finalize(array, release, lock, mapping, wait)
         finalizer.atexit = False  # at exit the process gives all back at once, and CUDA may be gone already
     with torch.inference_mode(False):
         return torch.from_numpy(array)
@@ -126,12 +131,15 @@ class Registration:
                 )
             self._locked.append(pointer + start)
 
-    def release(self) -> None:
-        """Unlock; idempotent, any thread. In a forked child, which has neither memory nor CUDA, it does nothing."""
+    def release(self, *, wait: bool = False) -> None:
+        """Unlock, once the device is idle where that is to be waited for; idempotent, any thread. In a forked child, which
+        has neither memory nor CUDA, it does nothing."""
         locked, self._locked = self._locked, []
         if not locked or os.getpid() != self._owner:
             return
         with torch.cuda.device(self._device):  # else a thread that set no device would open a context on GPU 0
+            if wait and not torch.cuda.is_current_stream_capturing():  # waiting would break the capture
+                torch.cuda.synchronize(self._device)
             for pointer in reversed(locked):
                 code = int(_cudart().cudaHostUnregister(pointer))
                 if code:
@@ -176,9 +184,9 @@ def _touch(array: NDArray[np.uint8]) -> None:
         list(pool.map(touch, starts))
 
 
-def release(lock: Registration, mapping: Any) -> None:
+def release(lock: Registration, mapping: Any, wait: bool = False) -> None:
     """What a dead tensor leaves: unlock, and only then let go of the mapping, which unmaps it."""
-    lock.release()
+    lock.release(wait=wait)
     del mapping
 
 

@@ -14,12 +14,14 @@ from ._casts import cast, castable
 from ._contract import Store
 from ._device_contract import Device
 from ._devices import device_for
-from ._rows import check_index
+from ._row_numbers import checked, on_device, planned
 
-# Indices that need not come to the host. A mask or uint64 (which int64 does not hold) is checked there.
-_ON_DEVICE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
-
-SORT_FROM = 1 << 18  # rows; sorting pays when a kernel reads so many scattered rows that address translation limits it
+# A kernel that reads scattered rows of a large table is limited by address translation. Sorting them first, a tenth of a
+# millisecond, pays from so many rows on, and only while rows are short: each of these is a factor of two or so.
+SORT_FROM = 1 << 16  # rows
+SMALL_TABLE = 1 << 30  # bytes; translations of this much are kept
+LONG_ROW = 4096  # bytes
+BLOCKS = 32  # a call on demand has its stream for itself; a pipeline's kernels, beside training, take fewer
 
 
 def read(store: Store, index: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -44,7 +46,7 @@ def read(store: Store, index: Any, device: torch.device | str | None = None, dty
         castable(store.dtype, dtype)
     wanted = store.device if device is None and store.device.type == "cuda" else device
     target = device_for(wanted)
-    rows, shape = _rows(store, index, target)
+    rows, shape = checked(store, index, target)
     full = (*shape, *store.row_shape)
     with target.use(target.current()):
         found = _gather(store, rows, target) if rows.shape[0] else target.empty((0, *store.row_shape), store.dtype)
@@ -52,28 +54,16 @@ def read(store: Store, index: Any, device: torch.device | str | None = None, dty
         return found if dtype is None else cast(found, dtype)
 
 
-def _rows(store: Store, index: Any, target: Device) -> tuple[Tensor | NDArray[np.int64], tuple[int, ...]]:
-    """Checked rows, 1-d: on the device where the index is a CUDA tensor of it, else on the host."""
-    if not isinstance(index, Tensor) or index.device != target.torch or index.dtype not in _ON_DEVICE or not target.is_cuda:
-        return check_index(index, len(store), store.name)
-    rows = index.detach().reshape(-1).to(torch.int64)
-    if rows.numel():
-        bounds = torch.stack(torch.aminmax(rows)).cpu()
-        check_index(bounds, len(store), store.name)
-        if int(bounds[0]) < 0:
-            rows = torch.where(rows < 0, rows + len(store), rows)
-    return rows, tuple(index.shape)
-
-
 def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> Tensor:
     if store.memory is not None and store.device == target.torch and target.is_cuda:
-        chosen = rows if isinstance(rows, Tensor) else _upload(rows, target)
+        chosen = on_device(rows, store, target)
         return as_ints(store.memory).index_select(0, chosen).view(store.dtype)  # float8 has no index_select
     if target.is_cuda and store.pinned and store.memory is not None:
         from ._kernels import RowKernels, available
 
         if available(target.torch):
-            return _over_the_bus(store.memory, rows, target, RowKernels(target.torch))
+            return _over_the_bus(store, store.memory, rows, target, RowKernels(target.torch))
+    store._settle(reading=True)
     host = rows.cpu().numpy() if isinstance(rows, Tensor) else rows
     if not target.is_cuda or store.device.type != "cpu":  # to the CPU, or from another GPU
         out = torch.empty((len(host), *store.row_shape), dtype=store.dtype, device=store.device)
@@ -85,19 +75,16 @@ def _gather(store: Store, rows: Tensor | NDArray[np.int64], target: Device) -> T
     return staged.to(target.torch, non_blocking=True)
 
 
-def _over_the_bus(memory: Tensor, rows: Tensor | NDArray[np.int64], target: Device, kernels: Any) -> Tensor:
-    """One kernel reads the pinned rows; many of them in sorted order, put back in place by the same kernel."""
-    chosen = rows if isinstance(rows, Tensor) else _upload(rows, target)
-    out = target.empty((chosen.numel(), *memory.shape[1:]), memory.dtype)
-    if chosen.numel() < SORT_FROM:
-        kernels.gather(out, memory, chosen)
+def _over_the_bus(store: Store, memory: Tensor, rows: Tensor | NDArray[np.int64], target: Device, kernels: Any) -> Tensor:
+    """One kernel reads the pinned rows; where it pays in sorted order, put back in place by the same kernel."""
+    stream, count = target.current(), rows.shape[0]
+    out = target.empty((count, *memory.shape[1:]), memory.dtype)
+    places: Tensor | None = None
+    if count >= SORT_FROM and memory.nbytes > SMALL_TABLE and store.row_nbytes < LONG_ROW:
+        chosen, places = planned(rows, store, target, stream, lambda numbers: tuple(torch.sort(numbers)))
     else:
-        ascending, places = torch.sort(chosen)
-        kernels.gather(out, memory, ascending, places=places)
+        chosen = on_device(rows, store, target)
+    store.in_flight.before_read(target, stream)
+    kernels.gather(out, memory, chosen, places=places, blocks=BLOCKS)
+    store.in_flight.after_read(target, stream)
     return out
-
-
-def _upload(rows: NDArray[np.int64], target: Device) -> Tensor:
-    """Row numbers on the device by a copy that does not block."""
-    staged = torch.from_numpy(np.ascontiguousarray(rows)).pin_memory()
-    return staged.to(target.torch, non_blocking=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +39,16 @@ class Block(NamedTuple):
     language: str
     line: int
     text: str
+
+    @property
+    def needs(self) -> list[str]:
+        """Modules that its first line says it needs: ``# needs: fastai``. Most blocks need none but our own."""
+        found = re.match(r"# needs: (.+)", self.text)
+        return found[1].split(", ") if found else []
+
+    def code(self) -> str:
+        """As Python, so far down that a traceback names the page's line."""
+        return "\n" * (self.line - 1) + self.text
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -105,7 +119,11 @@ def check_pip(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """A program of this repository, with options that it has."""
+    """A program of this repository, with options that it has; or a script that the page wrote, run by a module."""
+    if words[0] == "-m":
+        done = subprocess.run([sys.executable, *words], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=100)
+        assert done.returncode == 0
+        return
     program, *options = words
     text = (ROOT / program).read_text() + (ROOT / program).with_name("_common.py").read_text()
     for option in options:
@@ -136,13 +154,83 @@ def test_snippets_and_commands_run_in_order_from_an_empty_folder(
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "snippets"}
     for block in blocks(page):
+        if block.needs:
+            continue  # a recipe; it has a test of its own
         if block.language == "python":
-            code = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
-            exec(compile(code, str(page), "exec"), namespace)
+            exec(compile(block.code(), str(page), "exec"), namespace)
         elif block.language == "bash":
             for name, *words in commands(block):
                 assert name in KNOWN, f"line {block.line}: no test knows how to check the command {name}"
                 KNOWN[name](words)
+
+
+RECIPES = [block for page in PAGES for block in blocks(page) if block.needs]
+# .ci/run names the libraries that it installed: there a recipe that needs no other must run.
+REQUIRED = set(filter(None, os.environ.get("ROWFERRY_RECIPES", "").split(",")))
+
+
+def run_recipe(recipe: Block, folder: Path, code: str) -> None:
+    """What the page shows before its recipes, then ``code``: in a process of its own, for libraries change torch and Python."""
+    shared = [block for block in blocks(recipe.page) if block.language == "python" and not block.needs]
+    parts = [*(block.code() for block in shared if block.line < recipe.line), code]
+    script = "\n".join(f"exec(compile({part!r}, {title(recipe.page)!r}, 'exec'))" for part in parts)
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def require(modules: Iterable[str]) -> None:
+    """Skip the test, and say what is absent; fail where it was promised to be there."""
+    missing = [module for module in modules if find_spec(module) is None]
+    assert not REQUIRED & set(missing), f"ROWFERRY_RECIPES names {', '.join(missing)}, which cannot be imported"
+    if missing:
+        pytest.skip(f"{', '.join(missing)} is not installed; pip install 'rowferry[recipes]' brings what PyPI has")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda block: block.needs[0])
+def test_a_recipe_runs_where_its_library_is_installed(recipe: Block, tmp_path: Path) -> None:
+    require(recipe.needs)
+    run_recipe(recipe, tmp_path, recipe.code())
+
+
+NEIGHBORS = """
+from torch_geometric.loader import NodeLoader
+from torch_geometric.sampler import BaseSampler, SamplerOutput
+
+
+class Neighbors(BaseSampler):  # all neighbours of the seeds, which come first
+    sample_from_edges = None
+
+    def sample_from_nodes(self, inputs):
+        seeds, (source, target) = inputs.node, graph.edge_index
+        edges = torch.isin(target, seeds).nonzero().squeeze(1)
+        nodes = torch.cat([seeds, source[edges][~torch.isin(source[edges], seeds)].unique()])
+        place = torch.empty(graph.num_nodes, dtype=torch.int64).scatter_(0, nodes, torch.arange(len(nodes)))
+        return SamplerOutput(nodes, place[source[edges]], place[target[edges]], edges, metadata=(inputs.input_id, inputs.time))
+
+
+def NeighborLoader(graph, num_neighbors, **keywords):
+    return NodeLoader(graph, Neighbors(), **keywords)
+"""
+
+
+def test_the_recipe_for_geometric_runs_on_items_of_its_loaders_shape_where_the_compiled_sampler_is_absent(
+    tmp_path: Path,
+) -> None:
+    recipe = next(block for block in RECIPES if "NeighborLoader" in block.text)
+    require(["torch_geometric"])
+    imported = "from torch_geometric.loader import NeighborLoader\n"
+    assert imported in recipe.text
+    run_recipe(recipe, tmp_path, recipe.text.replace(imported, NEIGHBORS))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda block: block.needs[0])
+def test_a_recipe_is_short(recipe: Block) -> None:
+    lines = [line for line in recipe.text.splitlines() if line.strip() and not re.match(r"#|import|from|assert|print", line)]
+    assert len(lines) <= 10
 
 
 @pytest.mark.parametrize("page", PAGES, ids=title)

@@ -21,11 +21,12 @@ ONLY_IN = {
     "zarr": ("stores/_zarr*.py", "src/rowferry/_bench/zarr_rows.py"),
     "tensorstore": ("stores/_zarr_tensorstore.py",),
     "cupy": ("stores/_kernels.py", "stores/_pinned.py", "src/rowferry/_bench/peers.py"),
-    "matplotlib": ("src/rowferry/_bench/plot.py",),
+    "matplotlib": ("src/rowferry/_bench/plot.py", "src/rowferry/_commands/_picture.py"),
     "pynvml": ("src/rowferry/_commands/_link.py", "src/rowferry/_commands/_gpu.py"),
     "typer": ("src/rowferry/cli.py", "src/rowferry/_commands/*.py"),
     "rich": ("src/rowferry/_commands/*.py",),
     "sklearn": ("src/rowferry/_commands/_digits.py",),
+    "nvtx": ("pipeline/_ranges.py",),
     "torch.cuda": ("stores/_devices.py", "stores/_pinning.py", "stores/_kernels.py"),
     # Threads that live on are started and joined in one file; a pool is used where a `with` ends it.
     "threading.Thread": ("pipeline/_engine.py",),
@@ -38,7 +39,7 @@ ONLY_IN = {
 }
 
 # A layer may import those after it, never those before.
-LAYERS = ("cli", "_commands", "_bench", "pipeline", "stores")
+LAYERS = ("cli", "_commands", "_bench", "speedtorch", "pipeline", "stores")
 
 
 def name(path: Path) -> str:

@@ -14,6 +14,7 @@ from ._commands.doctor import doctor
 from ._commands.inspect import inspect
 from ._commands.plan import plan
 from ._commands.stream import stream
+from ._commands.trace import trace
 
 app = typer.Typer(add_completion=False, help="Ferry rows between large stores and the GPU while it trains.")
 app.command()(inspect)
@@ -23,6 +24,7 @@ app.command()(doctor)
 app.command()(demo)
 app.command()(plan)
 app.command()(bench)
+app.command()(trace)
 
 
 @app.callback(invoke_without_command=True)

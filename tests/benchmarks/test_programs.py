@@ -12,7 +12,19 @@ import pytest
 import torch
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("reading", "writing", "overlap", "training_step", "cpu", "small_batches", "peers", "bare_engine", "zarr_reading")
+NAMES = (
+    "reading",
+    "writing",
+    "overlap",
+    "training_step",
+    "cpu",
+    "small_batches",
+    "peers",
+    "bare_engine",
+    "speedtorch_tables",
+    "widest_embedding",
+    "zarr_reading",
+)
 SMALL = ("--smoke", "--rows-gib", "0.002", "--runs", "1")
 Program = Callable[..., dict[str, object]]
 
@@ -38,6 +50,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
             del sys.modules[name]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # torch's Adagrad sets it off
 @pytest.mark.parametrize("name", NAMES)
 def test_every_program_runs_in_small_and_keeps_what_it_ran_on(
     program: Program, name: str, capsys: pytest.CaptureFixture[str]
@@ -69,6 +82,7 @@ def test_the_kernel_of_the_bare_engine_compiles(compile_cuda: Callable[..., str]
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_program_runs_in_small_on_a_gpu(program: Program, name: str) -> None:
     assert program(name, "cuda")["results"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rowferry.pipeline import Pipeline, Stats
+from rowferry.pipeline.testing._host import SimulatedHost
 from rowferry.pipeline.testing._timed_host import TimedHost
 from rowferry.stores import ArrayStore
 from rowferry.stores.testing import CostlyStore, SimulatedDevice
@@ -82,7 +83,7 @@ def disjoint() -> list[np.ndarray[Any, Any]]:
 
 def test_a_run_that_the_link_limits_says_what_share_of_it_is_reached() -> None:
     stats = Loop(train=BATCH_SECONDS / 4).run()
-    assert stats.verdict.startswith("the link limits: 0.90 of 50.0 GB/s; windows of 3 batches hide 25% of it")
+    assert stats.verdict.startswith("the link limits: 0.90 of 50.0 GB/s; windows of 3 batches hide 25 % of it")
     assert set(stats.wait_seconds) == {"link", "cold start"}
     assert stats.fetch_gbps == pytest.approx(45.0)
     assert stats.link_share == pytest.approx(0.9)
@@ -99,8 +100,8 @@ def test_a_training_that_takes_longer_than_the_transfer_hides_all_of_it() -> Non
     stats = Loop(train=BATCH_SECONDS * 4).run()
     assert stats.hidden_share == 1.0
     assert stats.waited == pytest.approx(0.0)
-    assert stats.verdict.startswith("the training limits: it waited 0.0% of ")
-    assert stats.verdict.endswith("windows of 3 batches hide 100% of it")
+    assert stats.verdict.startswith("the training limits: it waited 0.0 % of ")
+    assert stats.verdict.endswith("windows of 3 batches hide 100 % of it")
 
 
 @pytest.mark.parametrize("lookahead", [0, 4])
@@ -168,3 +169,81 @@ def test_a_single_window_is_a_cold_start() -> None:
     assert set(stats.wait_seconds) == {"cold start"}
     assert stats.wait_seconds["cold start"] == pytest.approx(BATCH_SECONDS, rel=0.05)  # and the plan's
     loop.pipe.close()
+
+
+# ---- counts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_kernels_drain_are_counted_when_flush_returns(seed: int) -> None:
+    device = SimulatedDevice(seed)
+    memory = torch.zeros(32, 2)
+    pipe = Pipeline(
+        {"w": ArrayStore(memory), "m": ArrayStore(torch.zeros(32, 3))},
+        batch_sampler=[[0, 1, 2], [3, 3], [4, 5, 6, 7]],
+        device=device,  # type: ignore[arg-type]
+        mover="zero-copy",
+        writable=True,
+        lookahead=1,
+        staging_bytes=1 << 14,
+    )
+    host = SimulatedHost(device, seed)
+    pipe._new_host = lambda: host
+    drained = 0
+    with pipe:
+        for batch in pipe:
+            batch.write_back({"w": batch.values["w"]})
+            drained += len(batch.rows)
+            pipe.flush()
+            stats = pipe.stats()
+            assert (stats.rows_drained, stats.bytes_drained) == (drained, 8 * drained)
+            host.pause()
+    assert pipe.stats().drains == 3
+    assert device.races == []
+
+
+def test_bytes_follow_rows_from_what_was_asked_to_what_crossed() -> None:
+    asked = [[0, 0, 1], [1, 2]] * 6
+    loop = Loop(train=0.0, batches=lambda device: [np.array(rows) for rows in asked], lookahead=2)
+    list(loop.pipe)
+    stats = loop.pipe.stats()
+    loop.pipe.close()
+    row = WIDTH * 4
+    assert (stats.rows, stats.bytes) == (5 * 6, 5 * 6 * row)
+    assert stats.bytes_distinct == stats.rows_distinct * row
+    assert stats.bytes_carried == stats.rows_carried * row
+    assert stats.bytes_fetched == stats.rows_fetched * row
+    assert stats.rows_fetched + stats.rows_carried == stats.rows_distinct < stats.rows
+
+
+def test_plans_are_held_while_they_are_under_way() -> None:
+    loop = Loop(train=BATCH_SECONDS)
+    held = [loop.pipe.stats().bytes_plans for _ in loop.pipe]
+    assert min(held[:-1]) > BATCH * 8  # at least the places of a batch
+    assert loop.pipe.stats().bytes_plans == 0
+    loop.pipe.close()
+
+
+def test_a_part_of_a_run_is_what_was_counted_after_an_earlier_snapshot() -> None:
+    loop = Loop(train=BATCH_SECONDS)
+    list(loop.pipe)
+    first = loop.pipe.stats()
+    list(loop.pipe)
+    whole = loop.pipe.stats()
+    loop.pipe.close()
+    part = whole.since(first)
+    assert (part.batches, part.rows_fetched) == (first.batches, first.rows_fetched)
+    assert part.waited == pytest.approx(whole.waited - first.waited)
+    assert (part.bytes_staging, part.mover, part.depth) == (whole.bytes_staging, whole.mover, whole.depth)
+
+
+def test_each_epoch_says_once_what_limited_it(caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(train=BATCH_SECONDS / 4)
+    with caplog.at_level("INFO", logger="rowferry"), loop.pipe:
+        for _epoch in range(2):
+            for batch in loop.pipe:
+                loop.device.launch("train", lambda: None, reads=[batch.data])
+        next(iter(loop.pipe))
+    said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("epoch ")]
+    assert [line.partition(":")[0] for line in said] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert said[1].startswith("epoch 1: the link limits: 0.90 of 50.0 GB/s; windows of 3 batches hide ")

@@ -4,83 +4,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rowferry.pipeline import Pipeline
-from rowferry.pipeline._trial import SETTLE
-from rowferry.pipeline.testing._timed_host import TimedHost
+from rowferry.pipeline._candidates import make_mover
+from rowferry.pipeline._chosen import Chosen
+from rowferry.pipeline._movers import Mover
+from rowferry.pipeline._trial import SETTLE, Trial
+from rowferry.pipeline.testing._machine import ROWS, Machine, random_batches, read_all, table
 from rowferry.stores import ArrayStore
 from rowferry.stores._casts import cast
-from rowferry.stores.testing import CostlyStore, SimulatedDevice
-
-ROWS, WIDTH, BATCH = 8_192, 32, 128
-
-
-class Machine:
-    """A simulated device with rates in GB/s, and a count of the bytes that each kind of work moved.
-
-    Attributes:
-        kernel: how fast a kernel reads and writes over the bus; ``engine``: the copy engine; ``host``: a host thread.
-    """
-
-    def __init__(self, *, kernel: float, host: float, engine: float = 50.0) -> None:
-        self.kernel, self.host, self.engine = kernel, host, engine
-        self.moved: Counter[str] = Counter()
-        self.device = SimulatedDevice(free_bytes=64 << 20)
-        self.device.cost = self._cost
-
-    def store(self, memory: Tensor) -> CostlyStore:
-        """Rows in ``memory``, that host threads read and write at their rate."""
-        read, write = functools.partial(self._by_host, "gathered"), functools.partial(self._by_host, "scattered")
-        return CostlyStore(ArrayStore(memory), read=read, write=write, in_memory=True)
-
-    def pipeline(self, source: Any, **keywords: Any) -> Pipeline:
-        """By default over random batches, some of whose rows repeat, in windows of two batches."""
-        rng = np.random.default_rng(0)
-        settings = {
-            "batch_sampler": [rng.integers(0, ROWS, BATCH) for _ in range(70)],
-            "lookahead": 2,
-            "depth": 2,
-            "staging_bytes": 1 << 20,
-        }
-        pipe = Pipeline(source, device=self.device, **{**settings, **keywords})  # type: ignore[arg-type]  # simulated
-        pipe._new_host = lambda: TimedHost(self.device)
-        return pipe
-
-    def _by_host(self, what: str, nbytes: int) -> None:
-        self.moved[what] += nbytes
-        self.device.spend(nbytes / self.host / 1e9)
-
-    def _cost(self, stream: str, name: str, nbytes: int) -> float:
-        if name in ("fetch", "drain") or (name == "copy" and stream in ("fetch", "writer")):
-            self.moved[f"{name} on {stream}"] += nbytes
-        rates = {"fetch": self.kernel, "drain": self.kernel, "copy": self.engine}
-        return nbytes / rates[name] / 1e9 if name in rates else 0.0
-
-
-def table(width: int = WIDTH, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(ROWS, width, dtype=dtype, generator=torch.Generator().manual_seed(0))
-
-
-def read_all(pipe: Pipeline, *, windows: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Index and rows of each batch, up to so many windows."""
-    found = []
-    for batch in pipe:
-        index, rows = torch.empty_like(batch.index), torch.empty_like(batch.data)
-        device = pipe._device
-        device.launch("note", functools.partial(Tensor.copy_, index, batch.index), reads=[batch.index])
-        device.launch("note", functools.partial(Tensor.copy_, rows, batch.data), reads=[batch.data])
-        found.append((index, rows))
-        if windows is not None and pipe.stats().windows == windows:
-            break
-    pipe._device.drain()  # type: ignore[attr-defined]  # a simulated device
-    return found
+from rowferry.stores.testing import CostlyStore
 
 
 @pytest.mark.parametrize(
@@ -114,7 +51,7 @@ def test_rows_are_exact_and_each_is_read_once_while_ways_are_tried() -> None:
     with machine.pipeline(machine.store(memory)) as pipe:
         found = read_all(pipe)
         stats = pipe.stats()
-    assert len(found) == 70
+    assert len(found) == 40
     for index, rows in found:
         assert torch.equal(rows, memory[index])
     assert machine.moved["gathered"]
@@ -133,7 +70,7 @@ def test_the_choice_is_corrected_when_its_rate_falls(caplog: pytest.LogCaptureFi
         stats = pipe.stats()
     assert stats.mover == "copy"
     assert stats.mover_why.startswith("tried again (zero-copy fell from ")
-    assert sum("reading rows by" in record.message for record in caplog.records) <= 2
+    assert sum(record.message.startswith("reading array in memory by ") for record in caplog.records) == 2
 
 
 @pytest.mark.parametrize(("kernel", "host", "taken"), [(40.0, 10.0, "zero-copy"), (2.0, 20.0, "copy")])
@@ -147,17 +84,12 @@ def test_writing_is_chosen_by_itself(kernel: float, host: float, taken: str) -> 
             batch.write_back()
         pipe.flush()
         stats = pipe.stats()
-    for index in machine_batches():
+    for index in random_batches():
         plain[np.unique(index)] += 1
     assert torch.equal(memory, plain)
     assert f"; writing: {taken}: " in stats.mover_why
     assert machine.moved["scattered"]
     assert machine.moved["drain on writer"] or machine.moved["copy on writer"]
-
-
-def machine_batches() -> list[Any]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, ROWS, BATCH) for _ in range(70)]
 
 
 def test_each_column_has_a_choice_of_its_own() -> None:
@@ -215,64 +147,40 @@ def test_a_writable_pipeline_and_integers_are_not_cast_on_the_host() -> None:
             assert "cast on the host" not in pipe.stats().mover_why
 
 
-# ---- runs -------------------------------------------------------------------------------------------------------
+# ---- a mover that becomes possible -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mover", ["auto", "copy", "zero-copy"])
-def test_rows_in_order_go_as_plain_copies_without_a_kernel_or_a_host_thread(mover: str) -> None:
-    machine, memory = Machine(kernel=40.0, host=1.0), table()
-    with machine.pipeline(machine.store(memory), batch_sampler=None, batch_size=BATCH, mover=mover) as pipe:
-        found = read_all(pipe)
-    assert torch.equal(torch.cat([rows for _, rows in found]), memory)
-    assert set(machine.moved) == {"copy on fetch"}
+class FromTheSecondEpochOn:
+    """A file that must be read once before a kernel may read it."""
+
+    def __init__(self, mover: Mover) -> None:
+        self.reason = ""
+        self._mover = mover
+
+    def join(self) -> Mover | None:
+        if not self.reason:
+            self.reason = "the file is cold"
+            return None
+        return self._mover
 
 
-@pytest.mark.parametrize(
-    "batches",
-    [
-        [range(50), range(50, 120)],
-        [slice(10, 60), np.arange(60, 70)],
-        [np.arange(30, 40), np.arange(0, 35)],
-        [[3, 4, 5], [], [6]],
-    ],
-    ids=["ranges", "a slice and an array", "over each other", "lists"],
-)
-def test_batches_that_make_up_a_range_cross_as_one_copy(batches: Any) -> None:
-    machine, memory = Machine(kernel=40.0, host=1.0), table()
-    with machine.pipeline(machine.store(memory), batch_sampler=batches, depth=1, lookahead=1, mover="zero-copy") as pipe:
-        found = read_all(pipe)
-    assert all(torch.equal(rows, memory[index]) for index, rows in found)
-    assert machine.device.ran["fetch"] == 0
-
-
-def test_what_only_looks_like_a_range_is_gathered() -> None:
-    machine, memory = Machine(kernel=40.0, host=1.0), table()
-    batches = [[5, 5, 7], [20, 90, 22], [40, 42, 44]]
-    with machine.pipeline(machine.store(memory), batch_sampler=batches, depth=1, lookahead=1, mover="zero-copy") as pipe:
-        found = read_all(pipe)
-    assert all(torch.equal(rows, memory[index]) for index, rows in found)
-    assert machine.device.ran["fetch"] == len(batches)
-
-
-@pytest.mark.parametrize("mover", ["copy", "zero-copy"])
-def test_a_store_that_is_filled_in_order_is_written_by_plain_copies(mover: str) -> None:
-    machine, memory = Machine(kernel=40.0, host=1.0), torch.zeros(ROWS, WIDTH)
-    settings: dict[str, Any] = {"batch_sampler": None, "batch_size": BATCH, "writable": True, "fetch": False, "mover": mover}
-    with machine.pipeline(machine.store(memory), **settings) as pipe:
-        for number, batch in enumerate(pipe):
-            batch.write_back(torch.full((BATCH, WIDTH), float(number)))
-        pipe.flush()
-    assert torch.equal(memory[:, 0], torch.arange(ROWS).div(BATCH, rounding_mode="floor").float())
-    assert set(machine.moved) == {"copy on writer"}
-
-
-@pytest.mark.parametrize("mover", ["copy", "zero-copy"])
-def test_rows_that_were_not_written_back_stay_although_the_others_make_a_range_with_them(mover: str) -> None:
-    machine, memory = Machine(kernel=40.0, host=1.0), torch.zeros(ROWS, WIDTH)
-    settings: dict[str, Any] = {"batch_sampler": None, "batch_size": BATCH, "writable": True, "fetch": False, "mover": mover}
-    with machine.pipeline(machine.store(memory), **settings) as pipe:
-        for number, batch in enumerate(pipe):
-            if number % 3:
-                batch.write_back(torch.ones(BATCH, WIDTH))
-    expected = (torch.arange(ROWS) // BATCH % 3 != 0).float()
-    assert torch.equal(memory[:, 0], expected)
+def test_a_mover_that_becomes_possible_joins_when_an_epoch_begins_and_is_tried() -> None:
+    machine, memory = Machine(kernel=40.0, host=10.0), table()
+    with machine.pipeline(machine.store(memory), mover="copy") as pipe:
+        assert pipe._parts is not None
+        store, movers = pipe._source.stores[0], pipe._parts.movers[0]
+        later = FromTheSecondEpochOn(make_mover("zero-copy", store, machine.device, 1))
+        alone = Chosen(
+            machine.device,
+            list(movers),
+            store.row_nbytes,
+            lambda names, what: Trial(names, settled=list[str]().append),
+            writes=0,
+            later=later,
+        )
+        movers[0] = alone  # type: ignore[index]  # a list
+        read_all(pipe)
+        assert machine.moved["fetch on fetch"] == 0
+        assert pipe.stats().mover_why.endswith("; the file is cold")
+        assert all(torch.equal(rows, memory[index]) for index, rows in read_all(pipe))
+        assert pipe.stats().mover_why.startswith("zero-copy: 40 GB/s against ")

@@ -48,7 +48,7 @@ def test_a_choice_is_made_within_twenty_windows_whatever_their_sizes(sizes: list
     assert judge.settled
 
 
-@given(rates=st.lists(st.floats(0.1, 60), min_size=2, max_size=3), late=st.integers(1, 3), growing=st.integers(0, 7))
+@given(rates=st.lists(st.floats(0.1, 60), min_size=2, max_size=3), late=st.integers(1, 3), growing=st.integers(0, 10))
 @settings(max_examples=200)
 def test_the_choice_is_the_fastest_or_one_before_it_that_is_not_clearly_slower(
     rates: list[float], late: int, growing: int
@@ -62,9 +62,9 @@ def test_the_choice_is_the_fastest_or_one_before_it_that_is_not_clearly_slower(
 
 def test_windows_that_grow_go_by_the_preferred_way() -> None:
     judge = trial()
-    turns = run(judge, [2**number * MIB for number in range(6)] + [32 * MIB] * 10, steady(10, 20))
-    assert set(turns[:6]) == {0}
-    assert turns[6:13].count(1) == ROUNDS
+    turns = run(judge, [2**number * MIB for number in range(6)] + [32 * MIB] * 10, steady(20, 10))
+    assert set(turns[:7]) == {0}
+    assert turns[7:].count(1) == ROUNDS
 
 
 def test_the_rates_of_small_windows_do_not_count() -> None:

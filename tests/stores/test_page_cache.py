@@ -95,6 +95,45 @@ def test_a_file_that_is_large_or_not_in_memory_waits(path: Path, monkeypatch: py
         assert cache.why_not(read_before=True).startswith("its 16,777,344 bytes are more than 50% of the 20,971,520 bytes")
 
 
+class Lock:
+    """Stands for the driver, which only a GPU has."""
+
+    def __init__(self, locked: list[int], pointer: int, nbytes: int) -> None:
+        self._locked, self._pointer = locked, pointer
+        assert nbytes > 0
+        locked.append(pointer)
+
+    def release(self) -> None:
+        self._locked.remove(self._pointer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stores_over_one_file_share_a_lock_that_ends_with_its_last_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    locked: list[int] = []
+    monkeypatch.setattr(_page_cache, "can_lock", lambda: True)
+    monkeypatch.setattr(_page_cache, "lock_read_only", lambda pointer, nbytes: Lock(locked, pointer, nbytes))
+    bits = np.arange(30, dtype=np.uint16 if dtype == torch.bfloat16 else np.float32).reshape(10, 3)
+    np.save(tmp_path / "x.npy", bits)
+    wanted = dtype if dtype == torch.bfloat16 else None
+    with MemmapStore(tmp_path / "x.npy", dtype=wanted) as one, MemmapStore(tmp_path / "x.npy", dtype=wanted) as other:
+        first, second = cache_of(one).lock(), cache_of(other).lock()
+        assert cache_of(other).why_not(read_before=False) == ""  # locked already
+        assert one.memory is not None
+        assert torch.equal(first.view(torch.int16), one.memory.view(torch.int16))
+    assert (first.dtype, first.shape, first.data_ptr()) == (dtype, (10, 3), second.data_ptr())
+    assert len(locked) == 1
+    part = second[4]
+    del first, second
+    gc.collect()
+    assert len(locked) == 1
+    del part
+    gc.collect()
+    assert locked == []
+    assert len(_page_cache._locked) == 0
+
+
 def test_memory_that_is_available_is_some_of_the_machine() -> None:
     assert 0 < available_memory() <= os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
 

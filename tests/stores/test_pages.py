@@ -23,6 +23,12 @@ def test_runs_hold_every_page_of_the_ranges_once_and_no_other(ranges: list[tuple
     assert bool(np.all(first[1:] > first[:-1] + pages[:-1]))
 
 
+def test_runs_with_small_gaps_become_one() -> None:
+    starts = np.array([0, 3, 9, 9]) * PAGE
+    assert [each.tolist() for each in page_runs(starts, starts + PAGE, 2)] == [[0, 9], [4, 1]]
+    assert [each.tolist() for each in page_runs(starts, starts + PAGE, 5)] == [[0], [10]]
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_files_are_read_where_they_were_placed(tmp_path: Path, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if refused:

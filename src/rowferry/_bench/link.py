@@ -41,12 +41,15 @@ def copy_speed(device: Device, most: int = COPY_BYTES) -> CopySpeed:
     up, down = device.stream("up"), device.stream("down")
 
     def both() -> None:
+        here = device.current()
+        begun = device.record(here)
         for stream, out, rows in ((up, sink, sent), (down, received, source)):
-            device.wait(stream, device.record(device.current()))
+            device.wait(stream, begun)
             with device.use(stream):
                 for _ in range(_BOTH_COPIES):
                     device.copy(out, rows)
-            device.wait(device.current(), device.record(stream))
+        for stream in (up, down):
+            device.wait(here, device.record(stream))
 
     return CopySpeed(
         _rate(device, lambda: device.copy(sink, sent), nbytes),

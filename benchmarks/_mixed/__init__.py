@@ -1,0 +1,1 @@
+"""What ``mixed_precision.py`` trains: images and text, residual and recurrent networks, and three precisions."""

@@ -1,0 +1,76 @@
+"""``Store.scatter`` without the host: rows that are on a GPU, or go to one, are written on the caller's current stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._bytes import as_ints
+from ._casts import cast, castable
+from ._contract import Store
+from ._devices import device_for
+from ._read import BLOCKS
+from ._row_numbers import checked, planned
+
+
+def write(store: Store, index: Any, values: Tensor) -> bool:
+    """Write ``values`` into the rows of ``index`` on the current stream; False where that is the host's work.
+
+    By a kernel over the bus into the page-locked memory of a store that is reached through its own calls alone, or with
+    torch's operators in the memory of a GPU. Of a row that occurs twice the last value stays: rows are sorted stably on
+    the device, which a large table's address translation likes too. The host waits for nothing but the bounds of an
+    index that is on the device.
+
+    Raises:
+        IndexError, TypeError, ValueError: as ``Store.scatter``; nothing was launched.
+    """
+    memory = store.memory
+    if memory is None or not (store.device.type == "cuda" or _over_the_bus(store, values)):
+        return False
+    target = device_for(store.device if store.device.type == "cuda" else values.device)
+    rows, shape = checked(store, index, target)
+    store._require_fit(values, shape)
+    castable(values.dtype, store.dtype, store.name)
+    if not rows.shape[0]:
+        return True
+    stream = target.current()
+    with target.use(stream), torch.inference_mode(False):
+        moved = cast(values.to(target.torch), store.dtype).reshape(rows.shape[0], *store.row_shape).contiguous()
+        target.keep(moved, stream)
+        ascending, places, last = planned(rows, store, target, stream, sorted_rows)
+        if store.device.type == "cuda":
+            chosen = as_ints(moved).index_select(0, places_of_last(places, last))
+            as_ints(memory).index_copy_(0, ascending.long(), chosen)  # equal values where a row occurs twice
+            return True
+        from ._kernels import RowKernels
+
+        store.in_flight.before_write(target, stream)
+        RowKernels(target.torch).scatter(memory, ascending, moved, places=places, marks=last, blocks=BLOCKS)
+        store.in_flight.after_write(target, stream)
+    return True
+
+
+def _over_the_bus(store: Store, values: Tensor) -> bool:
+    """Whether a kernel may write the store's memory after the call has returned."""
+    if not store.pinned or not store.owns_memory:
+        return False
+    from ._kernels import available
+
+    return available(values.device)
+
+
+def sorted_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """``rows`` ascending; where each stood, int64; and whether it is the last of its row in the order given. No sync."""
+    ascending, places = torch.sort(rows, stable=True)
+    last = torch.ones_like(ascending, dtype=torch.bool)
+    torch.ne(ascending[1:], ascending[:-1], out=last[:-1])
+    return ascending, places, last
+
+
+def places_of_last(places: Tensor, last: Tensor) -> Tensor:
+    """For each of the sorted rows, where the last one of its row stood. No sync."""
+    here = torch.arange(last.numel(), device=last.device)
+    ends = torch.where(last, here, last.numel()).flip(0).cummin(0).values.flip(0)
+    return places.index_select(0, ends)
