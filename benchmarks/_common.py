@@ -121,7 +121,8 @@ def arguments(description: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result file")
     parser.add_argument("--runs", type=int, default=5, help="runs a figure; medians are reported")
-    parser.add_argument("--rows-gib", type=float, default=16, help="size of the pinned table")
+    parser.add_argument("--rows-gib", type=float, default=16, help="size of the table")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where disk benchmarks put their files")
     return parser.parse_args()
 
 

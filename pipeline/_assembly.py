@@ -89,7 +89,7 @@ def mover_name(wanted: str, store: Store, device: Device) -> str:
         if reason := why_not(wanted, store, device):
             raise ValueError(reason)
         return wanted
-    if is_local(store, device):
+    if is_local(store, device) and store.resident():
         return "local"
     return "zero-copy" if can_zero_copy(store, device) else "copy"
 

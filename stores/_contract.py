@@ -88,6 +88,13 @@ class Store(ABC):
     def _close(self) -> None:
         """Give up handles and memory; called once. Views that the user holds stay valid."""
 
+    def resident(self) -> bool:
+        """Whether rows can be read without waiting for a disk or a network, as of now. True where nothing knows better.
+
+        Asked once, when a pipeline on the CPU chooses between reading rows where they lie and fetching them ahead.
+        """
+        return True
+
     # ---- what users call ------------------------------------------------------------------------------------
 
     @final

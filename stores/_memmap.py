@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from ._contract import Store
+from ._file_reads import Cache, FileReads
 from ._files import Mode, lock_writer, reserve, unlock_writer
 from ._npy import MOST_HEADER_BYTES, NpyHeader, header_bytes, parse_header
-from ._rows import as_slice
 from ._views import HostRows
 
 _log = logging.getLogger("rowferry")
 _MAP_NORESERVE = 0x4000  # of mman.h on Linux; Python 3.11 does not name it
-_LONG = 64 << 10  # bytes; a row or a run of rows of that length gains from the kernel's read-ahead, short ones drown in it
+_ALIGNED = 1 << 20  # bytes of rows from which on a new file's rows begin at a page
+_SMALL = 64 << 20  # bytes of a file that is brought in at once when somebody asks whether it is in memory
 
 
 @final
@@ -34,8 +35,12 @@ class MemmapStore(Store):
     Opening changes no byte of the file. ``memory`` is None for Fortran order and foreign byte order: rows are then
     copied a request at a time, in native byte order, and written in the file's own.
 
+    Rows in C order are read from the file, hundreds of requests in flight, until all of the file is in memory; then they
+    are copied from the mapping. The process's resident size does not grow with the file. In Fortran order a row lies in
+    as many places as it has elements: rows are always copied from the mapping, which the disk fills page by page.
+
     ``"r"``: the file cannot be changed through the store. Its ``memory`` is copy-on-write: writing to it is neither
-    seen in the file nor a crash, only wrong, since the store reads it back (where the system has no room for such a
+    seen in the file nor a crash, only wrong, since the store may read it back (where the system has no room for such a
     mapping it is a read-only one, writing to which crashes; that is logged). ``"r+"``: one store at a time, in any
     process, has the file (``BlockingIOError`` names the process), until ``close`` or its death; the disk space of a
     sparse file is reserved (``OSError`` when there is too little), so that no later write can fail for it.
@@ -50,15 +55,21 @@ class MemmapStore(Store):
         mode: ``"r"``, or ``"r+"`` to write.
         dtype: for elements that NumPy has no type for: what raw bytes or integers of its size are, such as
             ``torch.bfloat16``. No cast.
+        cache: what becomes of the page cache behind rows that came from the disk. "keep" leaves their pages there, for
+            the next epoch and other processes; "drop" gives them up again, so that a set far larger than memory does
+            not drive out what others need, and never maps the file whole.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` does. TypeError: elements that no torch dtype has (objects,
             structures, strings, long doubles). ValueError: no .npy file, rank 0, or shorter than its header says.
     """
 
-    def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], mode: Mode = "r", *, dtype: torch.dtype | None = None, cache: Cache = "keep"
+    ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
+        check_cache(cache)
         file = Path(path)
         self.name = str(path)
         self.writable = mode == "r+"
@@ -68,12 +79,12 @@ class MemmapStore(Store):
         # Also for a store that is dropped without close(): it must not stay locked for this process's life.
         self._release = weakref.finalize(self, _release, self._fd, os.getpid() if self.writable else None)
         try:
-            self._open(file, dtype)
+            self._open(file, dtype, cache)
         except BaseException:
             self._release()
             raise
 
-    def _open(self, file: Path, dtype: torch.dtype | None) -> None:
+    def _open(self, file: Path, dtype: torch.dtype | None, cache: Cache) -> None:
         if self.writable:
             lock_writer(self._fd, file)
         header = parse_header(os.pread(self._fd, MOST_HEADER_BYTES, 0), dtype, self.name)
@@ -89,16 +100,18 @@ class MemmapStore(Store):
             )
         if self.writable:
             reserve(self._fd, needed, file)
-        self._rows: HostRows | None = HostRows(self._array(header), header.dtype)
+        self._reads: FileReads | None = None
+        self._rows: HostRows | None = HostRows(self._array(header, cache), header.dtype)
         self.memory = self._rows.memory
 
-    def _array(self, header: NpyHeader) -> NDArray[Any]:
+    def _array(self, header: NpyHeader, cache: Cache) -> NDArray[Any]:
         order: Literal["C", "F"] = "F" if header.fortran else "C"
         if not header.nbytes:
             return np.empty(header.shape, header.stored, order)
         mapped = self._map(header.offset + header.nbytes)
-        if order == "C" and self.row_nbytes < _LONG:
+        if order == "C":
             mapped.madvise(mmap.MADV_RANDOM)  # else each row that is not in memory reads 32 pages around it
+            self._reads = FileReads(self._fd, header.offset, self.row_nbytes, mapped, cache=cache, name=self.name)
         flat = np.frombuffer(mapped, header.stored, header.nbytes // header.stored.itemsize, header.offset)
         return flat.reshape(header.shape, order=order)
 
@@ -118,35 +131,43 @@ class MemmapStore(Store):
     def identity(self) -> Hashable:
         return self._identity
 
+    def resident(self) -> bool:
+        """As ``Store.resident``; a file of up to 64 MiB is read in first."""
+        reads = self._reads
+        if reads is None or reads.in_memory or reads.resident():
+            return True
+        if self.nbytes > _SMALL:
+            return False
+        for start, stop in self.spans(_SMALL // 4):
+            self.gather(range(start, stop))
+        return True
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        held, span = self._held(), as_slice(rows)
-        if span is None or self.header.fortran or out.nbytes < _LONG:
+        held, reads = self._held(), self._reads
+        if reads is None or not out.nbytes:
             held.gather(rows, out)
             return
-        # A mapping for random rows is read page by page; a long run of rows is read from the file itself.
         data = out.view(-1).view(torch.uint8).numpy()
-        self._read(data, self.header.offset + span.start * self.row_nbytes)
+        copied = reads.gather(rows, data, lambda: held.gather(rows, out))
         stored = self.header.stored
-        if not stored.isnative:
+        if not copied and not stored.isnative:
             np.copyto(data.view(stored.newbyteorder("=")), data.view(stored))
 
-    def _read(self, data: NDArray[np.uint8], offset: int) -> None:
-        view = data.data
-        while view:
-            done = os.preadv(self._fd, [view], offset)
-            if not done:
-                raise OSError(errno.EIO, f"{self.name} was cut off at byte {offset:,} since it was opened")
-            view, offset = view[done:], offset + done
-
     def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
-        self._held().scatter(rows, values)
+        held, reads = self._held(), self._reads
+        if reads is None or not values.nbytes:
+            held.scatter(rows, values)
+            return
+        reads.before_scatter(rows)
+        held.scatter(rows, values)
+        reads.after_scatter(rows)
 
     def _flush(self, sync: bool) -> None:
         if sync and self.writable:
             os.fsync(self._fd)
 
     def _close(self) -> None:
-        self.memory, self._rows = None, None
+        self.memory, self._rows, self._reads = None, None, None
         self._release()
 
     def _held(self) -> HostRows:
@@ -156,14 +177,21 @@ class MemmapStore(Store):
         return rows
 
 
+def check_cache(cache: Any) -> None:
+    """Raise ValueError for what is no way to treat the page cache."""
+    if cache not in ("keep", "drop"):
+        raise ValueError(f"cache is {cache!r}; it must be 'keep' (leave what was read in the page cache) or 'drop'")
+
+
 def write_npy(path: Path, shape: tuple[int, ...], dtype: torch.dtype, fill: torch.Tensor, name: Path) -> None:
     """A new file of rows that all hold ``fill`` (0-d, of ``dtype``), durable on return. Errors call it ``name``.
 
     Raises:
         TypeError: .npy cannot hold ``dtype``. OSError: the disk is too full. The caller removes what was written.
     """
-    head = header_bytes(shape, dtype)
     count = int(np.prod(shape, dtype=object))
+    # In a large file rows begin at a page, so that a row of 1 KiB lies in one page and not, now and then, in two.
+    head = header_bytes(shape, dtype, align=mmap.PAGESIZE if count * dtype.itemsize >= _ALIGNED else 64)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         reserve(fd, len(head) + count * dtype.itemsize, name)

@@ -14,6 +14,7 @@ import torch
 from ._array import ArrayStore
 from ._contract import Store
 from ._device import DeviceStore
+from ._file_reads import Cache
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
@@ -24,7 +25,12 @@ _SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
 
 
 def open_store(
-    path: str | os.PathLike[str], mode: Mode = "r", *, array: str | None = None, dtype: torch.dtype | None = None
+    path: str | os.PathLike[str],
+    mode: Mode = "r",
+    *,
+    array: str | None = None,
+    dtype: torch.dtype | None = None,
+    cache: Cache = "keep",
 ) -> Store:
     """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
 
@@ -35,6 +41,7 @@ def open_store(
         mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
         array: name of an array inside a zarr group.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
+        cache: of a .npy: "drop" gives the page cache's copy of rows that came from the disk up again; see MemmapStore.
 
     Raises:
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
@@ -46,7 +53,9 @@ def open_store(
     if kind == "npy":
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
-        return MemmapStore(path, mode, dtype=dtype)
+        return MemmapStore(path, mode, dtype=dtype, cache=cache)
+    if cache != "keep":
+        raise ValueError(f"cache={cache!r} is of .npy; {os.fspath(path)} is a zarr array, whose reader has no such choice")
     return ZarrStore(path, mode, array=array, dtype=dtype)
 
 

@@ -109,6 +109,13 @@ class TestMemmapStore(StoreContract):
         return MemmapStore(folder / "rows.npy", dtype=store.dtype)
 
 
+class TestMemmapStoreThatDropsPages(TestMemmapStore):
+    dtypes = (torch.float32, torch.bfloat16)
+
+    def reopen(self, store: Store, folder: Path) -> Store:
+        return MemmapStore(folder / "rows.npy", dtype=store.dtype, cache="drop")
+
+
 class TestMemmapStoreUnaligned(TestMemmapStore):
     offset = 131
 
