@@ -57,7 +57,7 @@ class FileReads:
         fd: open to read, and kept open by the caller for as long as this is used. It is advised that reads are random.
         offset: where the first row begins.
         row_nbytes: at least 1.
-        mapped: the same file's mapping, from byte 0.
+        mapped: the same file's mapping, from byte 0 to the end of the last row.
         cache: "drop" gives pages up again that were brought in, and never maps the file whole.
         name: what errors call the file.
     """
@@ -67,6 +67,8 @@ class FileReads:
     ) -> None:
         self._fd, self._offset, self._row_nbytes, self._name = fd, offset, row_nbytes, name
         self._mapped = mapped
+        self._page = offset // mmap.PAGESIZE * mmap.PAGESIZE  # the first page with rows
+        self._size = len(mapped) - self._page
         self._keep = cache == "keep"
         self._in_memory = False
         self._warm = 0  # rows that came without the disk since one came from it; threads may lose counts, no matter
@@ -77,7 +79,7 @@ class FileReads:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all of the file was found in memory and is mapped."""
+        """Whether all rows were found in memory and are mapped."""
         return self._in_memory
 
     def gather(self, rows: NDArray[np.int64], data: NDArray[np.uint8], copy: Callable[[], None]) -> bool:
@@ -110,7 +112,7 @@ class FileReads:
             self._warm = 0
         else:
             self._warm += len(rows)
-            if 2 * self._warm * mmap.PAGESIZE > len(self._mapped):
+            if 2 * self._warm * mmap.PAGESIZE > self._size:
                 self._fill_mapping()
         return by_mapping
 
@@ -135,8 +137,7 @@ class FileReads:
     def resident(self, samples: int = _SAMPLES, rows: NDArray[np.int64] | None = None) -> bool:
         """Whether a sample of pages (spread over the file, or of ``rows``) is in memory. True where the system can't tell."""
         if rows is None:
-            size = len(self._mapped)
-            places = (np.linspace(0, size - 1, samples)).astype(np.int64)
+            places = np.linspace(self._offset, len(self._mapped) - 1, samples).astype(np.int64)
         else:
             places = self._offset + rows[np.linspace(0, len(rows) - 1, min(samples, len(rows))).astype(np.int64)] * (
                 self._row_nbytes
@@ -152,6 +153,12 @@ class FileReads:
                     raise
                 return True  # a file system in memory, or one that knows no such question
         return True
+
+    def read_through(self) -> None:
+        """Bring all of a small file into memory."""
+        piece = memoryview(bytearray(min(self._size, _PIECE >> 4)))
+        for start in range(0, self._size, len(piece)):
+            self._read_run(self._page + start, piece[: self._size - start])
 
     # ---- reading from the file ------------------------------------------------------------------------------
 
@@ -213,10 +220,9 @@ class FileReads:
             self._warm = 0
             if self._in_memory or not self.resident():
                 return
-            size = len(self._mapped)
-            for start in range(0, size, _PIECE):
+            for start in range(0, self._size, _PIECE):
                 before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-                if not self._advise_mapping(_POPULATE_READ, start, min(_PIECE, size - start)):
+                if not self._advise_mapping(_POPULATE_READ, start, min(_PIECE, self._size - start)):
                     break  # an older kernel: pages are mapped one by one as they are used
                 if (resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before) * mmap.PAGESIZE > _PIECE // _FEW_FAULTS:
                     return
@@ -231,17 +237,23 @@ class FileReads:
         _log.info("%s is no longer all in memory; its rows are read from the file", self._name)
 
     def _release(self) -> None:
-        self._advise_mapping(mmap.MADV_DONTNEED, 0, len(self._mapped))
+        self._advise_mapping(mmap.MADV_DONTNEED, 0, self._size)
 
     def _advise_mapping(self, advice: int, start: int, length: int) -> bool:
         """madvise without the GIL; False where the kernel does not know it."""
-        base = np.frombuffer(self._mapped, np.uint8).ctypes.data
+        base = np.frombuffer(self._mapped, np.uint8).ctypes.data + self._page
         if _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(length), advice) == 0:
             return True
         code = ctypes.get_errno()
         if code == errno.EINVAL:
             return False
         raise OSError(code, os.strerror(code), self._name)
+
+
+def check_cache(cache: Any) -> None:
+    """Raise ValueError for what is no way to treat the page cache."""
+    if cache not in ("keep", "drop"):
+        raise ValueError(f"cache is {cache!r}; it must be 'keep' (leave what was read in the page cache) or 'drop'")
 
 
 def _runs(rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import mmap
 import os
 import stat
 import weakref
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ._contract import Store
-from ._file_reads import Cache, FileReads
+from ._file_reads import Cache, check_cache
 from ._files import Mode, lock_writer, reserve, unlock_writer
-from ._npy import MOST_HEADER_BYTES, NpyHeader, header_bytes, parse_header
-from ._views import HostRows
+from ._mapped_rows import MappedRows
+from ._npy import MOST_HEADER_BYTES, header_bytes, parse_header
 
-_log = logging.getLogger("rowferry")
-_MAP_NORESERVE = 0x4000  # of mman.h on Linux; Python 3.11 does not name it
 _ALIGNED = 1 << 20  # bytes of rows from which on a new file's rows begin at a page
-_SMALL = 64 << 20  # bytes of a file that is brought in at once when somebody asks whether it is in memory
 
 
 @final
@@ -100,32 +95,18 @@ class MemmapStore(Store):
             )
         if self.writable:
             reserve(self._fd, needed, file)
-        self._reads: FileReads | None = None
-        self._rows: HostRows | None = HostRows(self._array(header, cache), header.dtype)
+        self._rows: MappedRows | None = MappedRows(
+            self._fd,
+            header.shape,
+            header.dtype,
+            header.stored,
+            offset=header.offset,
+            fortran=header.fortran,
+            writable=self.writable,
+            cache=cache,
+            name=self.name,
+        )
         self.memory = self._rows.memory
-
-    def _array(self, header: NpyHeader, cache: Cache) -> NDArray[Any]:
-        order: Literal["C", "F"] = "F" if header.fortran else "C"
-        if not header.nbytes:
-            return np.empty(header.shape, header.stored, order)
-        mapped = self._map(header.offset + header.nbytes)
-        if order == "C":
-            mapped.madvise(mmap.MADV_RANDOM)  # else each row that is not in memory reads 32 pages around it
-            self._reads = FileReads(self._fd, header.offset, self.row_nbytes, mapped, cache=cache, name=self.name)
-        flat = np.frombuffer(mapped, header.stored, header.nbytes // header.stored.itemsize, header.offset)
-        return flat.reshape(header.shape, order=order)
-
-    def _map(self, nbytes: int) -> mmap.mmap:
-        both = mmap.PROT_READ | mmap.PROT_WRITE
-        if self.writable:
-            return mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED, both)
-        try:
-            return mmap.mmap(self._fd, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, both)
-        except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
-        _log.info("%s: no room for a copy-on-write mapping; it is mapped read-only", self.name)
-        return mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
     @property
     def identity(self) -> Hashable:
@@ -133,54 +114,27 @@ class MemmapStore(Store):
 
     def resident(self) -> bool:
         """As ``Store.resident``; a file of up to 64 MiB is read in first."""
-        reads = self._reads
-        if reads is None or reads.in_memory or reads.resident():
-            return True
-        if self.nbytes > _SMALL:
-            return False
-        for start, stop in self.spans(_SMALL // 4):
-            self.gather(range(start, stop))
-        return True
+        return self._held().resident()
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        held, reads = self._held(), self._reads
-        if reads is None or not out.nbytes:
-            held.gather(rows, out)
-            return
-        data = out.view(-1).view(torch.uint8).numpy()
-        copied = reads.gather(rows, data, lambda: held.gather(rows, out))
-        stored = self.header.stored
-        if not copied and not stored.isnative:
-            np.copyto(data.view(stored.newbyteorder("=")), data.view(stored))
+        self._held().gather(rows, out)
 
     def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
-        held, reads = self._held(), self._reads
-        if reads is None or not values.nbytes:
-            held.scatter(rows, values)
-            return
-        reads.before_scatter(rows)
-        held.scatter(rows, values)
-        reads.after_scatter(rows)
+        self._held().scatter(rows, values)
 
     def _flush(self, sync: bool) -> None:
         if sync and self.writable:
             os.fsync(self._fd)
 
     def _close(self) -> None:
-        self.memory, self._rows, self._reads = None, None, None
+        self.memory, self._rows = None, None
         self._release()
 
-    def _held(self) -> HostRows:
+    def _held(self) -> MappedRows:
         rows = self._rows  # read once: another thread may close the store
         if rows is None:
             raise ValueError(f"{self.name} is closed; open it again")
         return rows
-
-
-def check_cache(cache: Any) -> None:
-    """Raise ValueError for what is no way to treat the page cache."""
-    if cache not in ("keep", "drop"):
-        raise ValueError(f"cache is {cache!r}; it must be 'keep' (leave what was read in the page cache) or 'drop'")
 
 
 def write_npy(path: Path, shape: tuple[int, ...], dtype: torch.dtype, fill: torch.Tensor, name: Path) -> None:

@@ -18,10 +18,11 @@ from ._file_reads import Cache
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
+from ._safetensors import INDEX_SUFFIX, SafetensorsStore
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
-_SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
+_SUFFIXES = "known are .npy (a file), .zarr (a directory, or a .zip of one) and .safetensors (to read)"
 
 
 def open_store(
@@ -32,16 +33,17 @@ def open_store(
     dtype: torch.dtype | None = None,
     cache: Cache = "keep",
 ) -> Store:
-    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
+    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory, a
+    ``SafetensorsStore`` for one tensor of a .safetensors, or of a model split over several, by its .safetensors.index.json.
 
     Reads the header or metadata only, and changes no byte of the file.
 
     Args:
         path: a local path.
         mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
-        array: name of an array inside a zarr group.
+        array: name of an array inside a zarr group, or of a tensor inside a .safetensors.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
-        cache: of a .npy: "drop" gives the page cache's copy of rows that came from the disk up again; see MemmapStore.
+        cache: of a .npy or .safetensors: "drop" gives up the page cache's copy of rows from the disk; see MemmapStore.
 
     Raises:
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
@@ -54,8 +56,16 @@ def open_store(
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
         return MemmapStore(path, mode, dtype=dtype, cache=cache)
+    if kind == "safetensors":
+        if mode != "r":
+            raise ValueError(
+                f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr"
+            )
+        return SafetensorsStore(path, array, dtype=dtype, cache=cache)
     if cache != "keep":
-        raise ValueError(f"cache={cache!r} is of .npy; {os.fspath(path)} is a zarr array, whose reader has no such choice")
+        raise ValueError(
+            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
+        )
     return ZarrStore(path, mode, array=array, dtype=dtype)
 
 
@@ -126,7 +136,7 @@ def as_store(obj: Any) -> Store:
     )
 
 
-def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr"]:
+def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr", "safetensors"]:
     """Of an existing file, or of a new one to be written.
 
     Raises:
@@ -144,10 +154,10 @@ def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy"
         return "zarr"
     if suffix == ".npz":
         raise ValueError(f"{name}: a .npz is an archive, which cannot be mapped; save its arrays as .npy files")
-    if suffix == ".safetensors":
-        raise ValueError(
-            f"{name}: this version does not open .safetensors; save the tensor as .npy or .zarr, or pass it itself"
-        )
+    if suffix == ".safetensors" or name.lower().endswith(INDEX_SUFFIX):
+        if new:
+            raise ValueError(f"{name}: a .safetensors is read-only here; write .npy or .zarr")
+        return "safetensors"
     if suffix == ".zip":
         raise ValueError(f"{name}: a zip is read-only; write a .zarr directory and pack it")
     raise ValueError(f"{name} has {f'the suffix {suffix}' if suffix else 'no suffix'}, which is of no known kind; {_SUFFIXES}")

@@ -7,16 +7,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore
+from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, SafetensorsStore, Store, ZarrStore
 from rowferry.stores._zarr_create import create_zarr
 from rowferry.stores.testing import (
     EVERY_DTYPE,
+    SAFETENSORS_NAMES,
     FailingStore,
     OracleStore,
     ReadOnlyContract,
     SlowStore,
     StoreContract,
     write_npy_file,
+    write_safetensors_file,
 )
 
 IN_NUMPY = tuple(
@@ -137,6 +139,13 @@ class TestMemmapStoreBigEndianUnalignedInFortranOrder(TestMemmapStore):
 class TestMemmapStoreReadOnly(ReadOnlyContract):
     def make(self, values: torch.Tensor, folder: Path) -> Store:
         return MemmapStore(write_npy_file(folder / "rows.npy", values), dtype=values.dtype)
+
+
+class TestSafetensorsStore(ReadOnlyContract):
+    dtypes = tuple(dtype for dtype in EVERY_DTYPE if dtype in SAFETENSORS_NAMES)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return SafetensorsStore(write_safetensors_file(folder / "rows.safetensors", {"a": values[:3], "rows": values}), "rows")
 
 
 class TestPinnedStore(StoreContract):

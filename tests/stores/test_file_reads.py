@@ -11,6 +11,7 @@ import torch
 
 import rowferry as rf
 from rowferry.stores import MemmapStore, _ring, create_store, open_store
+from rowferry.stores._file_reads import FileReads
 from rowferry.stores.testing import bits, random_bits, write_npy_file
 
 ROWS = 1 << 16  # of 1 KiB: 64 MiB, 16,385 pages
@@ -31,6 +32,12 @@ def drop(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
+
+
+def reads_of(store: MemmapStore) -> FileReads:
+    assert store._rows is not None
+    assert store._rows._reads is not None
+    return store._rows._reads
 
 
 def resident_file_bytes() -> int:
@@ -59,25 +66,23 @@ def test_with_cache_drop_the_pages_are_given_up_and_with_keep_they_stay(path: Pa
         drop(path)
         with MemmapStore(path, cache=cache) as store:
             store.gather(range(ROWS // 2))
-            assert store._reads is not None
-            assert store._reads.resident(16, np.arange(ROWS // 2)) == (cache == "keep")
+            assert reads_of(store).resident(16, np.arange(ROWS // 2)) == (cache == "keep")
 
 
 def test_a_file_that_is_all_in_memory_is_mapped_after_a_while_and_read_there(path: Path) -> None:
     path.read_bytes()
     with MemmapStore(path) as store:
-        assert store._reads is not None
+        reads = reads_of(store)
         for seed in range(5):
             rows = random_rows(4000, seed)
             assert torch.equal(store.gather(rows)[:, 7], torch.from_numpy(rows).float())
-        assert store._reads.in_memory
+        assert reads.in_memory
 
 
 def test_a_file_that_is_driven_out_of_memory_is_read_from_the_disk_again(path: Path) -> None:
     path.read_bytes()
     with MemmapStore(path) as store:
-        reads = store._reads
-        assert reads is not None
+        reads = reads_of(store)
         while not reads.in_memory:
             store.gather(random_rows(4000, 0))
         reads._mapped.madvise(21)  # MADV_PAGEOUT, as the kernel does when memory is short
@@ -94,8 +99,7 @@ def test_a_file_half_of_which_is_in_memory_is_not_mapped(path: Path) -> None:
     with MemmapStore(path) as store:
         for seed in range(8):
             store.gather(random_rows(4000, seed) // 2)
-        assert store._reads is not None
-        assert not store._reads.in_memory
+        assert not reads_of(store).in_memory
 
 
 def test_without_io_uring_the_same_rows_come(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
