@@ -14,6 +14,7 @@ import torch
 from rowferry.stores._device_contract import Device
 
 from . import _assembly, _claims
+from ._commits import Commits
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
 from ._local import LocalConsumer
@@ -86,8 +87,7 @@ class Pipeline:
         fetch: bool = True,
         mover: _assembly.MoverName = "auto",
     ) -> None:
-        self._closed = False
-        self._pid = os.getpid()
+        self._closed, self._pid = False, os.getpid()
         self._source = make_source(source, index, dtype)
         self._index = index
         self._batches = make_batches(
@@ -123,6 +123,7 @@ class Pipeline:
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
+        self._commits = Commits(self._source.stores, self._progress, writable=writable)
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
@@ -236,6 +237,9 @@ class Pipeline:
     def flush(self, sync: bool = False) -> None:
         """Return when every row written back so far is in its store, and the stores are flushed.
 
+        Stores with ``durability="atomic"`` commit together, with ``state_dict()`` as of now: after a crash they all open as
+        they are when this returns, and their ``committed_state`` is that state.
+
         Args:
             sync: survive a crash of the machine, as far as the file system promises (see ``Store.flush``).
 
@@ -246,10 +250,7 @@ class Pipeline:
         live = self._live() if self._live is not None else None
         if live is not None:
             live.flush()
-        for store in self._source.stores:
-            if store.writable:
-                store.flush(sync)
-        self._progress.flushed()
+        self._commits.flush(sync)
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
@@ -259,6 +260,7 @@ class Pipeline:
         self._closed = True
         try:
             self._end_live(timeout)
+            self._commits.close()
         finally:
             self._parts = None
             if self._claim is not None:
@@ -268,6 +270,8 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._commits.abandon()
         self.close()
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from ._casts import cast, castable
+from ._commit import Durable
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
 
@@ -46,6 +47,8 @@ class Store(ABC):
         pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
+        guarded: rows must be written by ``scatter`` all the same, never through ``memory``.
+        durable: the file's part in commits, under ``durability="atomic"``.
         identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
     """
 
@@ -57,6 +60,8 @@ class Store(ABC):
     memory: torch.Tensor | None = None
     pinned: bool = False
     chunk_rows: int = 1
+    guarded: bool = False
+    durable: Durable | None = None
 
     # ---- what a concrete store implements -------------------------------------------------------------------
 
@@ -84,15 +89,16 @@ class Store(ABC):
     def _flush(self, sync: bool) -> None:
         """See ``flush``."""
 
+    def _flush_to_close(self) -> None:
+        """What ``close`` flushes: all, but where only a pipeline's flush counts."""
+        self._flush(False)
+
     @abstractmethod
     def _close(self) -> None:
         """Give up handles and memory; called once. Views that the user holds stay valid."""
 
     def resident(self) -> bool:
-        """Whether rows can be read without waiting for a disk or a network, as of now. True where nothing knows better.
-
-        Asked once, when a pipeline on the CPU chooses between reading rows where they lie and fetching them ahead.
-        """
+        """Whether rows can be read without waiting for a disk, as of now: what a pipeline on the CPU reads where it lies."""
         return True
 
     # ---- what users call ------------------------------------------------------------------------------------
@@ -199,7 +205,7 @@ class Store(ABC):
         if self.closed:
             return
         if self.writable:
-            self._flush(False)
+            self._flush_to_close()
         self.__dict__["_closed"] = True
         self._close()
 

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import _ring
+from ._records import as_records, runs
 
 _log = logging.getLogger("rowferry")
 
@@ -63,7 +64,7 @@ class FileReads:
     """
 
     def __init__(
-        self, fd: int, offset: int, row_nbytes: int, mapped: mmap.mmap, *, cache: Cache = "keep", name: str = ""
+        self, fd: int, *, offset: int, row_nbytes: int, mapped: mmap.mmap, cache: Cache = "keep", name: str = ""
     ) -> None:
         self._fd, self._offset, self._row_nbytes, self._name = fd, offset, row_nbytes, name
         self._mapped = mapped
@@ -98,7 +99,7 @@ class FileReads:
             if (resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before) * _FEW_FAULTS > len(rows):
                 self._leave_memory()
             return True
-        starts, lengths = _runs(rows)
+        starts, lengths = runs(rows)
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_inblock
         by_mapping = len(starts) > _FEW and not _ring.available()
         if by_mapping:
@@ -116,12 +117,23 @@ class FileReads:
                 self._fill_mapping()
         return by_mapping
 
+    def read_raw(self, rows: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
+        """Rows as they are in the file, byte for byte."""
+        self._refuse_cut(rows)
+        starts, lengths = runs(rows)
+        if self._in_memory or (len(starts) > _FEW and not _ring.available()):
+            flat = np.frombuffer(self._mapped, np.uint8)[self._offset :]
+            whole = flat[: len(flat) // self._row_nbytes * self._row_nbytes]
+            np.take(as_records(whole, self._row_nbytes), rows, axis=0, out=as_records(data, self._row_nbytes), mode="clip")
+        else:
+            self._read(rows[starts], starts, lengths, data)
+
     def before_scatter(self, rows: NDArray[np.int64]) -> None:
         """Bring the pages in that a write of rows through the mapping would read one after the other."""
         self._refuse_cut(rows)
         if self._in_memory or not _ring.available():
             return
-        starts, lengths = _runs(rows)
+        starts, lengths = runs(rows)
         if len(starts) > _FEW and not self.resident(16, rows):
             self._read(rows[starts], starts, lengths, np.empty(len(rows) * self._row_nbytes, np.uint8))
 
@@ -254,10 +266,3 @@ def check_cache(cache: Any) -> None:
     """Raise ValueError for what is no way to treat the page cache."""
     if cache not in ("keep", "drop"):
         raise ValueError(f"cache is {cache!r}; it must be 'keep' (leave what was read in the page cache) or 'drop'")
-
-
-def _runs(rows: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where each run of consecutive rows starts among ``rows``, and how long it is."""
-    edges = np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1
-    starts = np.concatenate(([0], edges))
-    return starts, np.diff(np.concatenate((starts, [len(rows)])))

@@ -6,14 +6,18 @@ import errno
 import logging
 import math
 import mmap
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._commit import Durable
 from ._file_reads import Cache, FileReads
+from ._file_writes import Durability, FileWrites
 from ._views import HostRows
 
 _log = logging.getLogger("rowferry")
@@ -30,7 +34,9 @@ class MappedRows:
         shape: ``(rows, *row_shape)``.
         dtype: torch dtype of the elements; ``stored`` is how they lie in the file, of the same size.
         offset: where the first row begins.
-        fortran: the first dimension varies fastest.
+        fortran: the first dimension varies fastest; rows are then not whole after a kill, and "atomic" is not possible.
+        writable: the file's path, where it is open to write, locked and recovered.
+        durability: what a crash leaves of it.
         name: what errors call the file.
 
     Attributes:
@@ -46,21 +52,27 @@ class MappedRows:
         *,
         offset: int,
         fortran: bool = False,
-        writable: bool = False,
+        writable: Path | None = None,
+        durability: Durability = "flush",
         cache: Cache = "keep",
         name: str,
     ) -> None:
-        self._stored = stored
+        self._fd, self._stored = fd, stored
         self._reads: FileReads | None = None
+        self._writes: FileWrites | None = None
         order: Literal["C", "F"] = "F" if fortran else "C"
         nbytes = math.prod(shape) * stored.itemsize
         self._nbytes = nbytes
-        array: NDArray[Any] = np.empty(shape, stored, order)
-        if nbytes:
-            mapped = _map(fd, offset + nbytes, writable, name)
+        if not nbytes:
+            array: NDArray[Any] = np.empty(shape, stored, order)
+        else:
+            mapped = _map(fd, offset + nbytes, writable is not None, name)
             if not fortran:
                 mapped.madvise(mmap.MADV_RANDOM)  # else each row that is not in memory reads 32 pages around it
-                self._reads = FileReads(fd, offset, nbytes // shape[0], mapped, cache=cache, name=name)
+                place, size = {"offset": offset, "row_nbytes": nbytes // shape[0]}, shape[0]
+                self._reads = FileReads(fd, mapped=mapped, cache=cache, name=name, **place)
+                if writable is not None:
+                    self._writes = FileWrites(writable, fd, mapped, self._reads, rows=size, durability=durability, **place)
             array = np.frombuffer(mapped, stored, nbytes // stored.itemsize, offset).reshape(shape, order=order)
         self._held = HostRows(array, dtype)
         self.memory = self._held.memory
@@ -88,13 +100,36 @@ class MappedRows:
 
     def scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
         """As ``Store._scatter``."""
-        reads = self._reads
-        if reads is None or not values.nbytes:
+        writes, stored = self._writes, self._stored
+        if writes is None or not values.nbytes:
             self._held.scatter(rows, values)
             return
-        reads.before_scatter(rows)
-        self._held.scatter(rows, values)
-        reads.after_scatter(rows)
+        data = values.view(-1).view(torch.uint8).numpy()
+        if not stored.isnative:
+            data = data.view(stored.newbyteorder("=")).astype(stored).view(np.uint8)
+        writes.scatter(rows, data)
+
+    @property
+    def durable(self) -> Durable | None:
+        """The file's part in commits; None but for ``durability="atomic"``."""
+        return None if self._writes is None else self._writes.durable
+
+    def flush(self, sync: bool) -> None:
+        """As ``Store.flush``, for an open file that is written."""
+        if self._writes is not None:
+            self._writes.flush(sync)
+        elif sync:
+            os.fsync(self._fd)
+
+    def flush_to_close(self) -> None:
+        """As ``flush``, before the file is closed; see ``Durable.flush_to_close``."""
+        if self._writes is not None:
+            self._writes.flush_to_close()
+
+    def close(self) -> None:
+        """Give up what is beside the file. Before the file is closed."""
+        if self._writes is not None:
+            self._writes.close()
 
 
 def _map(fd: int, nbytes: int, writable: bool, name: str) -> mmap.mmap:

@@ -8,17 +8,20 @@ import stat
 import weakref
 from collections.abc import Hashable
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._commit_state import decode_state
 from ._contract import Store
 from ._file_reads import Cache, check_cache
+from ._file_writes import Durability, check_durability
 from ._files import Mode, lock_writer, reserve, unlock_writer
 from ._mapped_rows import MappedRows
 from ._npy import MOST_HEADER_BYTES, header_bytes, parse_header
+from ._recovery import recover
 
 _ALIGNED = 1 << 20  # bytes of rows from which on a new file's rows begin at a page
 
@@ -40,7 +43,12 @@ class MemmapStore(Store):
     process, has the file (``BlockingIOError`` names the process), until ``close`` or its death; the disk space of a
     sparse file is reserved (``OSError`` when there is too little), so that no later write can fail for it.
 
-    ``flush()`` has nothing to do, for a mapped file survives its process; ``flush(sync=True)`` is fsync.
+    What a crash leaves is ``durability``. "flush": after a kill of the process each row is old or new, and never half of both
+    (in C order; rows pass through a small file beside, ``x.npy.redo``); ``flush()`` has nothing to do, for a mapped file
+    survives its process, and ``flush(sync=True)`` is fsync. "atomic": after a kill of the process or the machine, rows are as
+    of the last ``flush()`` that returned: the old value of each row is durable, in ``x.npy.undo``, before it is overwritten,
+    and is put back by the next opening, by whichever process. Every ``flush`` is a commit and durable, and ``close`` is one.
+    In a writable pipeline the stores commit together, with its state; see ``Pipeline.flush`` and ``committed_state``.
 
     Attributes:
         header: what the file's first bytes say; see ``NpyHeader``.
@@ -53,6 +61,7 @@ class MemmapStore(Store):
         cache: what becomes of the page cache behind rows that came from the disk. "keep" leaves their pages there, for
             the next epoch and other processes; "drop" gives them up again, so that a set far larger than memory does
             not drive out what others need, and never maps the file whole.
+        durability: "flush" or "atomic"; with ``"r+"`` only. "atomic" needs C order, and writes each row about twice.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` does. TypeError: elements that no torch dtype has (objects,
@@ -60,11 +69,20 @@ class MemmapStore(Store):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], mode: Mode = "r", *, dtype: torch.dtype | None = None, cache: Cache = "keep"
+        self,
+        path: str | os.PathLike[str],
+        mode: Mode = "r",
+        *,
+        dtype: torch.dtype | None = None,
+        cache: Cache = "keep",
+        durability: Durability = "flush",
     ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
         check_cache(cache)
+        check_durability(durability)
+        if durability == "atomic" and mode == "r":
+            raise ValueError("durability='atomic' is of files that are written; open with mode='r+', or leave it out")
         file = Path(path)
         self.name = str(path)
         self.writable = mode == "r+"
@@ -72,16 +90,18 @@ class MemmapStore(Store):
             raise ValueError(f"{path} is not a file")
         self._fd = os.open(file, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
         # Also for a store that is dropped without close(): it must not stay locked for this process's life.
-        self._release = weakref.finalize(self, _release, self._fd, os.getpid() if self.writable else None)
+        self._opened: list[MappedRows] = []  # what is to be closed before the file; the finalizer's
+        self._release = weakref.finalize(self, _release, self._fd, os.getpid() if self.writable else None, self._opened)
         try:
-            self._open(file, dtype, cache)
+            self._open(file, dtype, cache, durability)
         except BaseException:
             self._release()
             raise
 
-    def _open(self, file: Path, dtype: torch.dtype | None, cache: Cache) -> None:
+    def _open(self, file: Path, dtype: torch.dtype | None, cache: Cache, durability: Durability) -> None:
         if self.writable:
             lock_writer(self._fd, file)
+        recover(file, self._fd if self.writable else None)
         header = parse_header(os.pread(self._fd, MOST_HEADER_BYTES, 0), dtype, self.name)
         self.shape, self.dtype = header.shape, header.dtype
         self.header = header
@@ -94,6 +114,8 @@ class MemmapStore(Store):
                 f"(shape {header.shape} of {header.stored}); it was not written to the end, or not copied whole"
             )
         if self.writable:
+            if durability == "atomic" and header.fortran:
+                raise ValueError(f"{self.name} is in Fortran order, its rows in pieces; durability='atomic' needs C order")
             reserve(self._fd, needed, file)
         self._rows: MappedRows | None = MappedRows(
             self._fd,
@@ -102,15 +124,26 @@ class MemmapStore(Store):
             header.stored,
             offset=header.offset,
             fortran=header.fortran,
-            writable=self.writable,
+            writable=file if self.writable else None,
+            durability=durability,
             cache=cache,
             name=self.name,
         )
-        self.memory = self._rows.memory
+        self._opened.append(self._rows)
+        self.memory, self.durable = self._rows.memory, self._rows.durable
+        self.guarded = self.writable
 
     @property
     def identity(self) -> Hashable:
         return self._identity
+
+    @property
+    def committed_state(self) -> Any:
+        """What ``Pipeline.flush`` saved with the rows, as ``state_dict`` gives it; None where nothing was, or not "atomic".
+
+        Pass it to ``load_state_dict`` of the pipeline that goes on from there.
+        """
+        return None if self.durable is None else decode_state(self.durable.state)
 
     def resident(self) -> bool:
         """As ``Store.resident``; a file of up to 64 MiB is read in first."""
@@ -123,8 +156,11 @@ class MemmapStore(Store):
         self._held().scatter(rows, values)
 
     def _flush(self, sync: bool) -> None:
-        if sync and self.writable:
-            os.fsync(self._fd)
+        if self.writable:
+            self._held().flush(sync)
+
+    def _flush_to_close(self) -> None:
+        self._held().flush_to_close()
 
     def _close(self) -> None:
         self.memory, self._rows = None, None
@@ -166,8 +202,13 @@ def _write_all(fd: int, data: NDArray[np.uint8], offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-def _release(fd: int, writer: int | None) -> None:
-    """Close the file. The lock goes first, for views may keep the mapping, and it the lock; a forked child has neither."""
+def _release(fd: int, writer: int | None, opened: list[MappedRows]) -> None:
+    """Close the file, after what is beside it.
+
+    The lock goes first, for views may keep the mapping, and it the lock; a forked child has neither.
+    """
+    while opened:
+        opened.pop().close()
     if writer == os.getpid():
         unlock_writer(fd)
     os.close(fd)

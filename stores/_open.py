@@ -15,6 +15,7 @@ from ._array import ArrayStore
 from ._contract import Store
 from ._device import DeviceStore
 from ._file_reads import Cache
+from ._file_writes import Durability, check_durability
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
@@ -32,6 +33,7 @@ def open_store(
     array: str | None = None,
     dtype: torch.dtype | None = None,
     cache: Cache = "keep",
+    durability: Durability = "flush",
 ) -> Store:
     """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory, a
     ``SafetensorsStore`` for one tensor of a .safetensors, or of a model split over several, by its .safetensors.index.json.
@@ -44,6 +46,7 @@ def open_store(
         array: name of an array inside a zarr group, or of a tensor inside a .safetensors.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
         cache: of a .npy or .safetensors: "drop" gives up the page cache's copy of rows from the disk; see MemmapStore.
+        durability: of a .npy that is written: "flush", or "atomic": after a crash, the last flush; see MemmapStore.
 
     Raises:
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
@@ -55,7 +58,8 @@ def open_store(
     if kind == "npy":
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
-        return MemmapStore(path, mode, dtype=dtype, cache=cache)
+        return MemmapStore(path, mode, dtype=dtype, cache=cache, durability=durability)
+    _refuse_durability(durability, path)
     if kind == "safetensors":
         if mode != "r":
             raise ValueError(
@@ -78,6 +82,7 @@ def create_store(
     chunks: int | Sequence[int] | None = None,
     shards: int | Sequence[int] | Literal[False] | None = None,
     compressor: Literal["zstd", "blosc"] | None = None,
+    durability: Durability = "flush",
 ) -> Store:
     """A new .npy or .zarr at ``path``, opened for writing; every row holds ``fill``.
 
@@ -90,6 +95,7 @@ def create_store(
         dtype: a torch dtype. bfloat16 and float8 are stored by their bits; a .npy of them is opened with ``dtype=``.
         fill: a value that ``dtype`` has.
         chunks, shards, compressor: of a .zarr, as for ``create_zarr``.
+        durability: of a .npy, as for ``open_store``.
 
     Raises:
         FileExistsError: ``path`` exists. ValueError, TypeError: bad shape, dtype, fill, suffix or option.
@@ -98,14 +104,16 @@ def create_store(
     kind, target = kind_of(path, new=True), Path(path)
     size, value = check_layout(shape, dtype), _fill_value(fill, dtype)
     refuse_existing(target)
+    check_durability(durability)
     if kind == "zarr":
+        _refuse_durability(durability, target)
         return create_zarr(target, size, dtype, fill=fill, chunks=chunks, shards=shards, compressor=compressor)
     if (chunks, shards, compressor) != (None, None, None):
         raise ValueError(f"chunks, shards and compressor are of .zarr; {target} is a .npy, which has none")
     with beside(target) as temporary:
         write_npy(temporary, size, dtype, value, target)
         publish(temporary, target)
-    return MemmapStore(target, "r+", dtype=dtype)
+    return MemmapStore(target, "r+", dtype=dtype, durability=durability)
 
 
 def as_store(obj: Any) -> Store:
@@ -161,6 +169,15 @@ def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy"
     if suffix == ".zip":
         raise ValueError(f"{name}: a zip is read-only; write a .zarr directory and pack it")
     raise ValueError(f"{name} has {f'the suffix {suffix}' if suffix else 'no suffix'}, which is of no known kind; {_SUFFIXES}")
+
+
+def _refuse_durability(durability: Durability, path: str | os.PathLike[str]) -> None:
+    """Where it is not of .npy."""
+    check_durability(durability)
+    if durability != "flush":
+        raise ValueError(
+            f"durability={durability!r} is of .npy; of {os.fspath(path)} each chunk is replaced whole, and that is all"
+        )
 
 
 def _fill_value(fill: float | complex | bool, dtype: torch.dtype) -> torch.Tensor:

@@ -118,6 +118,14 @@ class TestMemmapStoreThatDropsPages(TestMemmapStore):
         return MemmapStore(folder / "rows.npy", dtype=store.dtype, cache="drop")
 
 
+class TestMemmapStoreAtomic(TestMemmapStore):
+    dtypes = (torch.float32, torch.bfloat16, torch.bool)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        path = write_npy_file(folder / "rows.npy", values, offset=131)
+        return MemmapStore(path, "r+", dtype=values.dtype, durability="atomic")
+
+
 class TestMemmapStoreUnaligned(TestMemmapStore):
     offset = 131
 
