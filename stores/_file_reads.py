@@ -40,7 +40,7 @@ _SAMPLES = 256  # pages that are asked for before the whole file is taken to be 
 _POPULATE_READ = 22  # of linux/mman.h, since 5.14
 _PIECE = 256 << 20  # bytes of the mapping that are filled in by one call
 _FEW_FAULTS = 64  # one row in so many may come from the disk before the file counts as no longer in memory
-_TOUCHED = 256 << 20  # bytes of pages that writing may leave in the mapping, while the file is not all in memory
+_TOUCHED = 64 << 20  # bytes of pages that writing may leave in the mapping, while the file is not all in memory
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
