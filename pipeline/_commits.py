@@ -34,6 +34,12 @@ class Commits:
             self._group = join(files)
             self._group.owned = True
 
+    def land(self) -> None:
+        """What stores hold back is where readers see it. No commit."""
+        for store in self._stores:
+            if store.durable is None:
+                store.flush(False)
+
     def flush(self, sync: bool) -> None:
         """Flush each store; the atomic ones last, as one. Where there are such, the others are made durable first.
 

@@ -195,6 +195,12 @@ class Core:
             if store.writable:
                 store.flush(sync)
 
+    def land(self) -> None:
+        """All that was written can be read from the stores. No commit."""
+        pipe = self._pipe() if self._pipe is not None else None
+        if pipe is not None and not pipe._closed:
+            pipe._land()
+
     # ---- values -------------------------------------------------------------------------------------------
 
     def rounded(self, weight: Tensor, rows: Tensor, batch: int) -> Tensor:
@@ -213,7 +219,7 @@ class Core:
                 kept = ids != self.padding
                 ids = ids[kept]
         rows, shape = check_index(ids, len(self.weights), self.weights.name, negative=False)
-        self.flush(False)
+        self.land()
         found = self.weights.read(rows, target).view(*shape, *self.weights.row_shape)
         if kept is not None:
             found = spread_over(kept.to(target), found, 0)

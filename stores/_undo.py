@@ -1,8 +1,8 @@
 """Values of rows before their first change since the last commit, durable before the row is overwritten.
 
-A file of records behind a header of one page. A record counts when it is whole: a checksum over its generation, row numbers
-and values says so. Records of another generation than the header's do not count either, so that a file that was emptied
-and filled again never shows an older one's.
+A file of records behind two pages, each with a header: the newest whole one counts, so that at no moment there is none. A
+record counts when it is whole (a checksum over its generation, row numbers and values says so) and of the header's
+generation, so that a file that was filled again never shows an older one's.
 
 Assumes:
 - The caller holds the data file's writer lock.
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from ._files import sync_folder
 
 SUFFIX = ".undo"
-HEADER_BYTES = 4096
+_PAGE = 4096
+HEADER_BYTES = 2 * _PAGE
 _RECORD = np.dtype([("magic", "S8"), ("generation", "u8"), ("count", "u8"), ("sum", "u8")])
 _MAGIC = b"rowferry"
 
@@ -36,7 +37,7 @@ class Header:
 
     Attributes:
         record: of the commit, a path relative to the undo file's folder.
-        generation: of the commit that the records lead back to.
+        generation: of the commit that the records lead back to; counts up over the file's life.
         inode, size: of the data file; another file of the same name is not touched.
         offset, row_nbytes: where its rows lie.
     """
@@ -83,6 +84,8 @@ class Undo:
         self._lock = threading.Lock()  # guards all of the above and the file: records are appended one at a time
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         sync_folder(path.parent)
+        before = read_header(path)
+        self.last_generation = before.generation if before is not None else 0  # that any header of the file had so far
 
     @property
     def dirty(self) -> bool:
@@ -98,7 +101,7 @@ class Undo:
         seen = os.fstat(self._data)
         with self._lock:
             self._header = Header(record, generation, seen.st_ino, seen.st_size, self._offset, self._row_nbytes)
-            self._end, self._settled = HEADER_BYTES, False
+            self._end, self._settled, self.last_generation = HEADER_BYTES, False, generation
             self._saved = np.zeros_like(self._saved)
             self._settle()
 
@@ -107,9 +110,9 @@ class Undo:
         if self._settled:
             return
         assert self._header is not None
-        os.ftruncate(self._fd, 0)  # first: a new header must never stand before old records
-        _write(self._fd, [_packed(self._header)], 0)
-        os.fdatasync(self._fd)
+        _write(self._fd, [_packed(self._header)], self._header.generation % 2 * _PAGE)
+        os.fdatasync(self._fd)  # before the older header is the next to be overwritten
+        os.ftruncate(self._fd, HEADER_BYTES)
         self._settled = True
 
     def protect(self, rows: NDArray[np.int64]) -> None:
@@ -145,17 +148,19 @@ class Undo:
 
 
 def read_header(path: Path) -> Header | None:
-    """The header of an undo file; None where it was not written whole, and so has no record behind it.
+    """The newest header of an undo file; None where there is none yet, and so no record behind it.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such file.
     """
     with path.open("rb") as file:
-        raw = file.read(HEADER_BYTES)
-    text, _, checksum = raw.rstrip(b"\0").rpartition(b"\n")
-    if not text or checksum != b"%d" % zlib.crc32(text):
-        return None
-    return Header(**json.loads(text))
+        pages = file.read(_PAGE), file.read(_PAGE)
+    found = []
+    for raw in pages:
+        text, _, checksum = raw.rstrip(b"\0").rpartition(b"\n")
+        if text and checksum == b"%d" % zlib.crc32(text):
+            found.append(Header(**json.loads(text)))
+    return max(found, key=lambda header: header.generation, default=None)
 
 
 def records(path: Path, header: Header) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
@@ -178,9 +183,9 @@ def records(path: Path, header: Header) -> Iterator[tuple[NDArray[np.int64], NDA
 def _packed(header: Header) -> bytes:
     text = json.dumps(asdict(header)).encode()
     packed = text + b"\n%d" % zlib.crc32(text)
-    if len(packed) > HEADER_BYTES:
+    if len(packed) > _PAGE:
         raise ValueError(f"the path {header.record} is too long")
-    return packed.ljust(HEADER_BYTES, b"\0")
+    return packed.ljust(_PAGE, b"\0")
 
 
 def _sum(generation: int, rows: NDArray[np.int64], values: NDArray[np.uint8]) -> int:

@@ -142,7 +142,7 @@ def test_a_record_that_was_not_written_whole_does_not_count(path: Path) -> None:
     undo = path.with_name("x.npy.undo")
     whole = undo.read_bytes()
     with undo.open("ab") as file:
-        file.write(whole[4096:-1])
+        file.write(whole[8192:-1])
     assert first(path) == BEFORE
 
 
