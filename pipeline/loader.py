@@ -246,16 +246,19 @@ class Pipeline:
         Raises:
             What a store failed with; the rows are kept and the next call tries again.
         """
-        self._land()
+        self._drain()
         self._commits.flush(sync)
 
     def _land(self) -> None:
         """As ``flush``, for who wants to read behind what was written: no commit, no checkpoint."""
+        self._drain()
+        self._commits.land()
+
+    def _drain(self) -> None:
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
             live.flush()
-        self._commits.land()
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""

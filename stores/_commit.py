@@ -163,11 +163,10 @@ def join(files: Sequence[Durable]) -> Group:
             file.group.commit(None)
     group = _continued(files)
     if group is None:
-        record = beside_file(files[0].path, SUFFIX)
-        last = read_record(record)
-        group = Group(
-            files, record, max((last.generation if last else 0, *(home.generation for _, home in _homes(files)))), None
-        )
+        place = beside_file(files[0].path, SUFFIX)
+        last = read_record(place)
+        newest = max(last.generation if last is not None else 0, *(file.undo.last_generation for file in files))
+        group = Group(files, place, newest, None)
         group.commit(None)
     else:
         group.settle()

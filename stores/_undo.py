@@ -110,8 +110,9 @@ class Undo:
         if self._settled:
             return
         assert self._header is not None
-        _write(self._fd, [_packed(self._header)], self._header.generation % 2 * _PAGE)
-        os.fdatasync(self._fd)  # before the older header is the next to be overwritten
+        if read_header(self._path) != self._header:
+            _write(self._fd, [_packed(self._header)], self._header.generation % 2 * _PAGE)
+            os.fdatasync(self._fd)  # before the older header is the next to be overwritten
         os.ftruncate(self._fd, HEADER_BYTES)
         self._settled = True
 
