@@ -237,8 +237,7 @@ class Pipeline:
     def flush(self, sync: bool = False) -> None:
         """Return when every row written back so far is in its store, and the stores are flushed.
 
-        Stores with ``durability="atomic"`` commit together, with ``state_dict()`` as of now: after a crash they all open as
-        they are when this returns, and their ``committed_state`` is that state.
+        Stores with ``durability="atomic"`` commit together, with ``state_dict()``, their ``committed_state`` from then on.
 
         Args:
             sync: survive a crash of the machine, as far as the file system promises (see ``Store.flush``).
@@ -246,19 +245,16 @@ class Pipeline:
         Raises:
             What a store failed with; the rows are kept and the next call tries again.
         """
-        self._drain()
+        self._land()
         self._commits.flush(sync)
 
     def _land(self) -> None:
         """As ``flush``, for who wants to read behind what was written: no commit, no checkpoint."""
-        self._drain()
-        self._commits.land()
-
-    def _drain(self) -> None:
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
             live.flush()
+        self._commits.land()
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""

@@ -156,7 +156,7 @@ def test_other_stores_of_the_pipeline_are_made_durable_before_the_commit_and_hin
 
         def __call__(self, sync: bool) -> None:
             calls.append(sync)
-            if len(calls) == 1:
+            if sync and calls.count(True) == 1:
                 raise Unflushable
 
     other = OracleStore(torch.zeros(50, 4))
@@ -169,7 +169,7 @@ def test_other_stores_of_the_pipeline_are_made_durable_before_the_commit_and_hin
             pipe.flush()
         assert state_of(stores["w"]) is None
         pipe.flush()
-        assert calls == [True, True]
+        assert calls.count(True) == 2
         assert state_of(stores["w"])["position"] == 1
 
 
