@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
+import rowferry
 from rowferry.stores import create_store, open_store
 
 PROGRAM = Path(__file__).with_name("killed_writer.py")
@@ -33,13 +34,34 @@ def program() -> Any:
 WRITER = program()
 
 
+ZARR_WRITER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import numpy as np, torch
+from killed_writer import rows_of
+from rowferry.stores import open_store
+step, rows = int(sys.argv[2]), int(sys.argv[3])
+with open_store(sys.argv[4], "r+") as store:
+    print("ready", flush=True)
+    while True:
+        step += 1
+        chosen = rows_of(step, rows)
+        store.scatter(chosen, torch.full((len(chosen), *store.row_shape), step))
+"""
+
+
 def run_and_kill(delay: float, durability: str, first_step: int, *paths: Path) -> None:
     """Start the writer and kill it ``delay`` seconds after its first write."""
     with open_store(paths[0]) as store:
         offset = store.header.offset  # type: ignore[attr-defined]
     numbers = (offset, 8 * WIDTH, ROWS, first_step)
-    command = [sys.executable, str(PROGRAM), durability, *map(str, numbers), *map(str, paths)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    kill([str(PROGRAM), durability, *map(str, numbers), *map(str, paths)], delay)
+
+
+def kill(words: list[str], delay: float) -> None:
+    """Start a Python program and kill it ``delay`` seconds after it is ready."""
+    command, where = [sys.executable, *words], os.environ | {"PYTHONPATH": str(Path(rowferry.__file__).parents[1])}
+    with subprocess.Popen(command, env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         if process.stdout.readline() != "ready\n":
@@ -60,15 +82,27 @@ def held(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return rows[:, 0].numpy()
 
 
+def require_written(found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> None:
+    """Each row holds a step that wrote it, or nothing yet."""
+    for step in np.unique(found[found > 0]).tolist():
+        assert np.isin(np.flatnonzero(found == step), WRITER.rows_of(step, len(found))).all()
+
+
+def check_zarr(tmp_path: Path, runs: int, shards: int | Literal[False]) -> None:
+    path, rows = tmp_path / "x.zarr", 300
+    create_store(path, (rows, WIDTH), torch.int64, chunks=10, shards=shards).close()
+    for run, delay in enumerate(np.random.default_rng(2).uniform(0, 0.3, runs).tolist()):
+        kill(["-c", ZARR_WRITER, str(PROGRAM.parent), str(run * 1_000_000), str(rows), str(path)], delay)
+        require_written(held(path))
+
+
 def check_flush(tmp_path: Path, runs: int) -> None:
     path = tmp_path / "x.npy"
     create_store(path, (ROWS, WIDTH), torch.int64).close()
     delays = np.random.default_rng(0).uniform(0, 0.05, runs)
     for run, delay in enumerate(delays.tolist()):
         run_and_kill(delay, "flush", run * 1_000_000, path)
-        found = held(path)
-        for step in np.unique(found[found > 0]).tolist():
-            assert np.isin(np.flatnonzero(found == step), WRITER.rows_of(step, ROWS)).all()
+        require_written(held(path))
         assert os.listdir(tmp_path) == [path.name]
 
 
@@ -98,6 +132,17 @@ def test_after_a_kill_each_row_is_old_or_new(tmp_path: Path) -> None:
 
 def test_after_a_kill_atomic_files_are_those_of_one_completed_flush(tmp_path: Path) -> None:
     check_atomic(tmp_path, RUNS)
+
+
+@pytest.mark.parametrize("shards", [False, 50])
+def test_after_a_kill_each_chunk_of_a_zarr_is_old_or_new(tmp_path: Path, shards: int | Literal[False]) -> None:
+    check_zarr(tmp_path, 3, shards)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shards", [False, 50])
+def test_after_two_hundred_kills_each_chunk_of_a_zarr_is_old_or_new(tmp_path: Path, shards: int | Literal[False]) -> None:
+    check_zarr(tmp_path, 10 * RUNS, shards)
 
 
 @pytest.mark.long
