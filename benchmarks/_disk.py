@@ -14,7 +14,7 @@ import torch
 import rowferry as rf
 
 FIO_SECONDS = 3
-DEPTH = 256  # requests in flight, of fio as of the store
+DEPTH = 256  # requests in flight of fio: as many as a device queues, so that more are no faster
 
 
 def stamped_file(path: Path, rows: int, width: int) -> Path:

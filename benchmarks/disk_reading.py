@@ -1,7 +1,7 @@
 """Random rows of a .npy on a disk: cold against fio and np.load, warm against ``index_select`` in memory.
 
 Rows are checked in every configuration. Cold figures begin with the file's pages dropped; fio runs beside each of them, on
-the same file, with the same block size and depth.
+the same file, with the same block size and as deep as a device goes.
 """
 
 from __future__ import annotations

@@ -41,9 +41,15 @@ def read(fd: int, offsets: list[int], lengths: list[int]) -> list[bytes]:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, SIZE - 5000), st.integers(1, 5000)), min_size=1, max_size=700))
-def test_ranges_are_read_right_also_more_than_can_be_in_flight(fd: int, ranges: list[tuple[int, int]]) -> None:
+def test_ranges_of_any_length_and_place_are_read_right(fd: int, ranges: list[tuple[int, int]]) -> None:
     offsets, lengths = [start for start, _ in ranges], [length for _, length in ranges]
     assert read(fd, offsets, lengths) == [CONTENT[a : a + n].tobytes() for a, n in ranges]
+
+
+def test_more_ranges_than_can_be_in_flight_are_read_in_turn(fd: int) -> None:
+    offsets = np.random.default_rng(1).integers(0, SIZE - 8, 3 * _ring.DEPTH + 7).tolist()
+    found = read(fd, offsets, [8] * len(offsets))
+    assert found == [CONTENT[each : each + 8].tobytes() for each in offsets]
 
 
 def test_a_long_range_is_read_in_pieces(fd: int) -> None:
