@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -109,6 +110,27 @@ def test_after_a_kill_stores_and_state_are_those_of_the_last_flush_and_training_
         for batch in pipe:
             step(batch)
     assert all(torch.equal(a, b) for a, b in zip(contents(again), after(tmp_path / "whole", 8, **options), strict=True))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_atomic_stores_go_back_to_the_last_flush(tmp_path: Path) -> None:
+    stores = open_both(tmp_path)
+    pipe = rf.Pipeline(stores, batch_size=7, shuffle=True, seed=3, writable=True, device="cuda")
+    for number, batch in enumerate(pipe, 1):
+        batch.values["w"].mul_(0.5).add_((batch.rows.unsqueeze(1) + 1).float())
+        batch.values["m"].add_(batch.values["w"])
+        batch.write_back()
+        if number == 3:
+            pipe.flush()
+        if number == 5:
+            break
+    del pipe, batch  # what was written is drained, and not committed
+    gc.collect()
+    for store in stores.values():
+        store.close()
+    again = open_both(tmp_path)
+    assert state_of(again["m"])["position"] == 3
+    assert all(torch.equal(a, b) for a, b in zip(contents(again), after(tmp_path / "three", 3), strict=True))
 
 
 def test_closing_a_pipeline_commits_with_its_state(tmp_path: Path) -> None:

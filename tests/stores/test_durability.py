@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -219,68 +216,6 @@ def test_rows_of_any_width_and_byte_order_are_written_and_rolled_back_by_their_b
     del store
     open_store(path).close()
     assert path.read_bytes() == before
-
-
-# ---- failing disks -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("this process may not mount a file system")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)  # a traceback may keep a mapping alive
-
-
-def test_on_a_full_disk_rows_stay_as_they_were_and_writing_goes_on_after_a_flush(small_disk: Path) -> None:
-    path = small_disk / "x.npy"
-    rows, old = 2000, torch.arange(2000.0).unsqueeze(1).expand(-1, 256)  # 2 MB
-    with create_store(path, (rows, 256), torch.float32) as store:
-        store.scatter(slice(None), old)
-    with atomic(path) as store:
-        store.scatter(range(1000), -old[:1000])
-        (small_disk / "other").write_bytes(bytes(500 << 10))
-        with pytest.raises(OSError, match="No space left") as caught:
-            store.scatter(range(900, 2000), -old[900:])
-        assert "x.npy.undo" in caught.value.__notes__[0]
-        assert torch.equal(store.gather(slice(None)), torch.cat([-old[:1000], old[1000:]]))
-        store.flush()
-        store.scatter(range(900, 2000), -old[900:])
-    assert first(path) == [-float(row) for row in range(rows)]
-
-
-def test_without_room_beside_a_file_its_rows_stay_as_they_were(small_disk: Path) -> None:
-    path = small_disk / "x.npy"
-    with create_store(path, (3000, 256), torch.float32) as store:
-        with pytest.raises(OSError, match="No space left"):
-            (small_disk / "other").write_bytes(bytes(3 << 20))
-        with pytest.raises(OSError, match="No space left"):
-            store.scatter([1], torch.ones(1, 256))
-        assert store.gather([1]).sum() == 0
-        (small_disk / "other").unlink()
-        store.scatter([1], torch.ones(1, 256))
-    assert first(path)[1] == 1
-
-
-def test_a_flush_that_fails_commits_nothing_and_may_be_repeated(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(fd: int) -> None:
-        raise OSError(errno.EIO, "sector 37")
-
-    store = atomic(path)
-    store.scatter([1], torch.full((1, 4), -1.0))
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", broken)
-        with pytest.raises(OSError, match="sector 37"):
-            store.flush()
-    assert store.durable is not None
-    assert store.durable.undo.dirty
-    store.flush()
-    del store
-    assert first(path)[1] == -1
 
 
 # ---- arguments -----------------------------------------------------------------------------------------------------
