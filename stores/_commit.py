@@ -143,6 +143,13 @@ class Group:
         self._generation, self.state = self._generation + 1, state
         self.settle()
 
+    def dissolve(self) -> None:
+        """Commit what was written; each file is alone then, as after opening."""
+        if self.dirty:
+            self.commit(None)
+        for file in self._files:
+            file.group, file.home = None, home_of(file.path)
+
     def settle(self) -> None:
         """Empty the undo files for the generation that is committed."""
         for file in self._files:
@@ -159,8 +166,8 @@ def join(files: Sequence[Durable]) -> Group:
         if file.group is not None and file.group.holds(files):
             return file.group
     for file in files:
-        if file.group is not None and file.group.dirty:
-            file.group.commit(None)
+        if file.group is not None:
+            file.group.dissolve()
     group = _continued(files)
     if group is None:
         place = beside_file(files[0].path, SUFFIX)
@@ -182,7 +189,7 @@ def _homes(files: Sequence[Durable]) -> list[tuple[Path, Record]]:
 def _continued(files: Sequence[Durable]) -> Group | None:
     """The group that just these files were in when they were last committed."""
     homes = _homes(files)
-    if len(homes) != len(files) or any(file.group is not None for file in files) or len({place for place, _ in homes}) > 1:
+    if len(homes) != len(files) or len({place for place, _ in homes}) > 1:
         return None
     place, record = homes[0]
     if len(record.stores) != len(files):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import _undo
+from . import _redo, _undo
 from ._files import beside, sync_folder
 
 SUFFIX = ".commit"
@@ -36,6 +36,12 @@ class Record:
     state: Any
 
 
+def remove_leftovers(path: Path) -> None:
+    """Remove what an earlier file of this name left beside it."""
+    for suffix in (_undo.SUFFIX, _redo.SUFFIX):
+        beside_file(path, suffix).unlink(missing_ok=True)
+
+
 def read_record(path: Path) -> Record | None:
     """The commit record at ``path``; None if there is none.
 
@@ -59,7 +65,7 @@ def home_of(path: Path) -> tuple[Path, Record] | None:
     """The commit record that a file's undo file leads to, if it names the file."""
     undo = beside_file(path, _undo.SUFFIX)
     header = _undo.read_header(undo) if undo.exists() else None
-    if header is None:
+    if header is None or header.inode != path.stat().st_ino:  # the file was replaced
         return None
     place = Path(os.path.normpath(undo.parent / header.record))
     record = read_record(place)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ._array import ArrayStore
+from ._commit_record import remove_leftovers
 from ._contract import Store
 from ._device import DeviceStore
 from ._file_reads import Cache
@@ -113,6 +114,7 @@ def create_store(
     with beside(target) as temporary:
         write_npy(temporary, size, dtype, value, target)
         publish(temporary, target)
+        remove_leftovers(target)
     return MemmapStore(target, "r+", dtype=dtype, durability=durability)
 
 

@@ -122,6 +122,45 @@ def test_files_that_were_committed_together_go_on_together_with_their_state(tmp_
     assert first(paths[0]) == [0, 0, 0]
 
 
+def test_a_file_that_leaves_the_others_leaves_them_to_themselves(tmp_path: Path) -> None:
+    stores = [create_store(tmp_path / name, (3, 2), torch.float32, durability="atomic") for name in ("w.npy", "m.npy")]
+    join([store.durable for store in stores if store.durable])
+    for store in stores:
+        store.scatter([0], torch.ones(1, 2))
+    w, m = (store.durable for store in stores)
+    assert w is not None
+    assert m is not None
+    group = join([w])  # commits both
+    stores[0].scatter([1], torch.ones(1, 2))
+    stores[1].scatter([1], torch.ones(1, 2))
+    stores[1].flush()
+    assert group.dirty
+    assert not m.undo.dirty
+    del stores, store, w, m, group
+    assert first(tmp_path / "w.npy") == [1, 0, 0]
+    assert first(tmp_path / "m.npy") == [1, 1, 0]
+
+
+def test_what_an_earlier_file_of_the_name_left_is_not_the_new_ones(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    store = create_store(path, (3, 2), torch.float32, durability="atomic")
+    assert store.durable is not None
+    join([store.durable]).commit({"step": 1})
+    store.scatter([0], torch.ones(1, 2))
+    del store
+    path.unlink()
+    create_store(path, (3, 2), torch.float32, fill=5).close()
+    assert first(path) == [5, 5, 5]
+    with atomic(path) as again:
+        assert again.committed_state is None
+        assert again.durable is not None
+        join([again.durable]).commit({"step": 2})
+    np.save(tmp_path / "y.npy", np.zeros((3, 2), np.float32))
+    os.replace(tmp_path / "y.npy", path)
+    with atomic(path) as replaced:
+        assert replaced.committed_state is None
+
+
 def test_a_file_that_is_written_with_flush_again_leaves_nothing_beside_it(path: Path) -> None:
     with atomic(path) as store:
         store.scatter([1], torch.zeros(1, 4))
