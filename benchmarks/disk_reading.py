@@ -20,7 +20,7 @@ from _disk import DEPTH, fio_reads, make_cold, make_warm, require_stamps, sorted
 import rowferry as rf
 
 WINDOW, FEW, BATCH = 65_536, 8_192, 4_096
-WARM_UP = 6  # windows
+WARM_UP = 12  # windows
 
 
 def seconds(fn: Callable[[], Any]) -> float:
