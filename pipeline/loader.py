@@ -15,8 +15,9 @@ import torch
 
 from rowferry.stores._device_contract import Device
 
-from . import _assembly, _candidates, _claims
+from . import _assembly, _candidates, _chunk_shuffle, _claims
 from ._account import Account
+from ._commits import Commits
 from ._counters import Counters
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
@@ -25,7 +26,6 @@ from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
-from ._sampling import make_source as make_batches
 from ._server import Windowed, wait_for_abandoned
 from ._serving import Taken
 from ._source import make_source
@@ -46,7 +46,9 @@ class Pipeline:
         source: a store (or a path, a NumPy, torch, CuPy or zarr array), a tuple or a dict of them with equal length; with
             ``index`` a dict, a dict of tables.
         batch_size, shuffle, drop_last, seed: the built-in order. ``shuffle`` is a keyed permutation evaluated by
-            position: it costs memory in proportion to a batch, also over a billion rows.
+            position: it costs memory in proportion to a batch, also over a billion rows. ``"chunks"`` takes the chunks
+            of a file in random order and mixes the rows of ``shuffle_chunks`` of them, so that each is read once.
+        shuffle_chunks: "auto" for chunks of about 32 MiB together, at least 8. Chunks of less than 1 MiB count together.
         sampler: an iterable of row numbers, grouped by ``batch_size``.
         batch_sampler: an iterable of index batches, or of any items with ``index``. A list, range, slice, NumPy, torch or
             CuPy array of any integer type and shape, or a bool mask. Its ``iter`` and first ``next`` run in the caller's
@@ -57,8 +59,8 @@ class Pipeline:
         lookahead: most batches planned and fetched together, "auto" for as many as fit; 0 does everything inside
             ``next()``, without a thread.
         depth: slots; two is double buffering.
-        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free,
-            less for tables that need less.
+        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free, 64 MiB where
+            files are read in order or by chunks, and less for tables that need less.
         threads: most host threads that gather rows; by default the cores of the process, at most 16.
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
@@ -77,7 +79,8 @@ class Pipeline:
         source: Any,
         *,
         batch_size: int | None = None,
-        shuffle: bool = False,
+        shuffle: _chunk_shuffle.Shuffle = False,
+        shuffle_chunks: int | Literal["auto"] = "auto",
         drop_last: bool = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -96,19 +99,12 @@ class Pipeline:
     ) -> None:
         self._closed, self._pid = False, os.getpid()
         self._source, self._index = make_source(source, index, dtype), index
-        self._batches = make_batches(
-            self._source.tables[0].rows,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            seed=seed,
+        self._batches = _chunk_shuffle.make_batches(
+            self._source, index, batch_size, shuffle, shuffle_chunks, drop_last, sampler, batch_sampler, seed
         )
-        if index is not None and batch_sampler is None:
-            raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
+        staging_bytes = _chunk_shuffle.staging(self._batches, self._source, self._settings.depth, staging_bytes)
         self._place: Device = _assembly.resolve_device_object(device)  # not `_device`, which fastai takes for a torch.device
         self._counters = Counters(self._place.now, Overflow(self._place) if count_inf else None)
         self._new_host: Callable[[], Host] = self._make_host
@@ -120,10 +116,12 @@ class Pipeline:
                 self._source, self._settings, self._place, self._counters,
                 mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
             )  # fmt: skip
+            _chunk_shuffle.warn_if_dear(self._batches, self._parts)
         self._account = Account(self._place, self._counters, self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
+        self._commits = Commits(self._source.stores, self._progress, writable=writable)
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
@@ -244,20 +242,24 @@ class Pipeline:
     def flush(self, sync: bool = False) -> None:
         """Return when every row written back so far is in its store, and the stores are flushed.
 
+        Stores with ``durability="atomic"`` commit together, with ``state_dict()``, their ``committed_state`` from then on.
+
         Args:
             sync: survive a crash of the machine, as far as the file system promises (see ``Store.flush``).
 
         Raises:
             What a store failed with; the rows are kept and the next call tries again.
         """
+        self._land()
+        self._commits.flush(sync)
+
+    def _land(self) -> None:
+        """As ``flush``, for who wants to read behind what was written: no commit, no checkpoint."""
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
             live.flush()
-        for store in self._source.stores:
-            if store.writable:
-                store.flush(sync)
-        self._progress.flushed()
+        self._commits.land()
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
@@ -267,6 +269,7 @@ class Pipeline:
         self._closed = True
         try:
             self._end_live(timeout)
+            self._commits.close()
         finally:
             self.stats()  # which remembers how rows crossed
             self._account.close()
@@ -278,6 +281,8 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._commits.abandon()
         self.close()
 
     def __repr__(self) -> str:

@@ -12,29 +12,48 @@ import numpy as np
 import torch
 
 from ._array import ArrayStore
+from ._commit_record import remove_leftovers
 from ._contract import Store
 from ._device import DeviceStore
+from ._file_reads import Cache
+from ._file_writes import Durability, check_durability
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
+from ._part import PartStore
+from ._safetensors import INDEX_SUFFIX, SafetensorsStore
+from ._select import refuse_to_write, selection_of
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
-_SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
+_SUFFIXES = "known are .npy (a file), .zarr (a directory, or a .zip of one) and .safetensors (to read)"
 
 
 def open_store(
-    path: str | os.PathLike[str], mode: Mode = "r", *, array: str | None = None, dtype: torch.dtype | None = None
+    path: str | os.PathLike[str],
+    mode: Mode = "r",
+    *,
+    array: str | None = None,
+    dtype: torch.dtype | None = None,
+    select: Any = None,
+    cache: Cache = "keep",
+    durability: Durability = "flush",
 ) -> Store:
-    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
+    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory, a
+    ``SafetensorsStore`` for one tensor of a .safetensors, or of a model split over several, by its .safetensors.index.json.
 
     Reads the header or metadata only, and changes no byte of the file.
 
     Args:
         path: a local path.
         mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
-        array: name of an array inside a zarr group.
+        array: name of an array inside a zarr group, or of a tensor inside a .safetensors.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
+        select: a part of each row, with ``mode="r"`` only: an index of one row, as NumPy's basic indexing takes it, of
+            ints, slices with positive steps and ``...``. ``np.s_[:, 0:64]`` of rows ``(3, 128)`` makes rows ``(3, 64)``,
+            ``0`` makes rows ``(128,)``. Of a .npy it is a view; of a zarr, chunks outside of it are not read.
+        cache: of a .npy or .safetensors: "drop" gives up the page cache's copy of rows from the disk; see MemmapStore.
+        durability: of a .npy that is written: "flush", or "atomic": after a crash, the last flush; see MemmapStore.
 
     Raises:
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
@@ -46,8 +65,30 @@ def open_store(
     if kind == "npy":
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
-        return MemmapStore(path, mode, dtype=dtype)
-    return ZarrStore(path, mode, array=array, dtype=dtype)
+        refuse_to_write(select, mode)
+        return _part_of(MemmapStore(path, mode, dtype=dtype, cache=cache, durability=durability), select)
+    _refuse_durability(durability, path)
+    if kind == "safetensors":
+        if mode != "r":
+            raise ValueError(
+                f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr"
+            )
+        return _part_of(SafetensorsStore(path, array, dtype=dtype, cache=cache), select)
+    if cache != "keep":
+        raise ValueError(
+            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
+        )
+    return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
+
+
+def _part_of(store: Store, select: Any) -> Store:
+    """``store``, or a store of the part of each of its rows that ``select`` picks."""
+    try:
+        part = selection_of(select, store.row_shape, store.name)
+    except BaseException:
+        store.close()
+        raise
+    return store if part.whole else PartStore(store, part)
 
 
 def create_store(
@@ -59,6 +100,7 @@ def create_store(
     chunks: int | Sequence[int] | None = None,
     shards: int | Sequence[int] | Literal[False] | None = None,
     compressor: Literal["zstd", "blosc"] | None = None,
+    durability: Durability = "flush",
 ) -> Store:
     """A new .npy or .zarr at ``path``, opened for writing; every row holds ``fill``.
 
@@ -71,6 +113,7 @@ def create_store(
         dtype: a torch dtype. bfloat16 and float8 are stored by their bits; a .npy of them is opened with ``dtype=``.
         fill: a value that ``dtype`` has.
         chunks, shards, compressor: of a .zarr, as for ``create_zarr``.
+        durability: of a .npy, as for ``open_store``.
 
     Raises:
         FileExistsError: ``path`` exists. ValueError, TypeError: bad shape, dtype, fill, suffix or option.
@@ -79,14 +122,17 @@ def create_store(
     kind, target = kind_of(path, new=True), Path(path)
     size, value = check_layout(shape, dtype), _fill_value(fill, dtype)
     refuse_existing(target)
+    check_durability(durability)
     if kind == "zarr":
+        _refuse_durability(durability, target)
         return create_zarr(target, size, dtype, fill=fill, chunks=chunks, shards=shards, compressor=compressor)
     if (chunks, shards, compressor) != (None, None, None):
         raise ValueError(f"chunks, shards and compressor are of .zarr; {target} is a .npy, which has none")
     with beside(target) as temporary:
         write_npy(temporary, size, dtype, value, target)
         publish(temporary, target)
-    return MemmapStore(target, "r+", dtype=dtype)
+        remove_leftovers(target)
+    return MemmapStore(target, "r+", dtype=dtype, durability=durability)
 
 
 def as_store(obj: Any) -> Store:
@@ -117,7 +163,7 @@ def as_store(obj: Any) -> Store:
     )
 
 
-def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr"]:
+def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr", "safetensors"]:
     """Of an existing file, or of a new one to be written.
 
     Raises:
@@ -135,13 +181,22 @@ def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy"
         return "zarr"
     if suffix == ".npz":
         raise ValueError(f"{name}: a .npz is an archive, which cannot be mapped; save its arrays as .npy files")
-    if suffix == ".safetensors":
-        raise ValueError(
-            f"{name}: this version does not open .safetensors; save the tensor as .npy or .zarr, or pass it itself"
-        )
+    if suffix == ".safetensors" or name.lower().endswith(INDEX_SUFFIX):
+        if new:
+            raise ValueError(f"{name}: a .safetensors is read-only here; write .npy or .zarr")
+        return "safetensors"
     if suffix == ".zip":
         raise ValueError(f"{name}: a zip is read-only; write a .zarr directory and pack it")
     raise ValueError(f"{name} has {f'the suffix {suffix}' if suffix else 'no suffix'}, which is of no known kind; {_SUFFIXES}")
+
+
+def _refuse_durability(durability: Durability, path: str | os.PathLike[str]) -> None:
+    """Where it is not of .npy."""
+    check_durability(durability)
+    if durability != "flush":
+        raise ValueError(
+            f"durability={durability!r} is of .npy; of {os.fspath(path)} each chunk is replaced whole, and that is all"
+        )
 
 
 def _fill_value(fill: float | complex | bool, dtype: torch.dtype) -> torch.Tensor:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore
+from rowferry.stores import (
+    ArrayStore,
+    DeviceStore,
+    MemmapStore,
+    PinnedStore,
+    SafetensorsStore,
+    Store,
+    ZarrStore,
+    open_store,
+)
 from rowferry.stores._zarr_create import create_zarr
+from rowferry.stores._zarr_decoded import Decoder
 from rowferry.stores.testing import (
     EVERY_DTYPE,
+    SAFETENSORS_NAMES,
     FailingStore,
     OracleStore,
     ReadOnlyContract,
     SlowStore,
     StoreContract,
     write_npy_file,
+    write_safetensors_file,
 )
 
 IN_NUMPY = tuple(
@@ -109,6 +123,21 @@ class TestMemmapStore(StoreContract):
         return MemmapStore(folder / "rows.npy", dtype=store.dtype)
 
 
+class TestMemmapStoreThatDropsPages(TestMemmapStore):
+    dtypes = (torch.float32, torch.bfloat16)
+
+    def reopen(self, store: Store, folder: Path) -> Store:
+        return MemmapStore(folder / "rows.npy", dtype=store.dtype, cache="drop")
+
+
+class TestMemmapStoreAtomic(TestMemmapStore):
+    dtypes = (torch.float32, torch.bfloat16, torch.bool)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        path = write_npy_file(folder / "rows.npy", values, offset=131)
+        return MemmapStore(path, "r+", dtype=values.dtype, durability="atomic")
+
+
 class TestMemmapStoreUnaligned(TestMemmapStore):
     offset = 131
 
@@ -130,6 +159,13 @@ class TestMemmapStoreBigEndianUnalignedInFortranOrder(TestMemmapStore):
 class TestMemmapStoreReadOnly(ReadOnlyContract):
     def make(self, values: torch.Tensor, folder: Path) -> Store:
         return MemmapStore(write_npy_file(folder / "rows.npy", values), dtype=values.dtype)
+
+
+class TestSafetensorsStore(ReadOnlyContract):
+    dtypes = tuple(dtype for dtype in EVERY_DTYPE if dtype in SAFETENSORS_NAMES)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return SafetensorsStore(write_safetensors_file(folder / "rows.safetensors", {"a": values[:3], "rows": values}), "rows")
 
 
 class TestPinnedStore(StoreContract):
@@ -161,3 +197,63 @@ class TestZarrStoreInShards(TestZarrStoreInChunks):
         )
         store.scatter(slice(None), values)
         return store
+
+
+class TestZarrStoreInRawShards(TestZarrStoreInChunks):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        rows = max(len(values) // 6, 1)
+        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=rows, shards=3 * rows)
+        store.scatter(slice(None), values)
+        return store
+
+
+class TestZarrStoreReadByByteRanges(ReadOnlyContract):
+    shards: int | Literal[False] = False
+    compressor: Literal["zstd"] | None = None
+    decoder: Decoder = "auto"
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        rows = max(len(values) // 3, 1)
+        layout: dict[str, Any] = {"chunks": rows, "shards": self.shards and 2 * rows, "compressor": self.compressor}
+        with create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, **layout) as store:
+            store.scatter(slice(None), values)
+        return ZarrStore(folder / "rows.zarr", dtype=values.dtype, decoder=self.decoder)
+
+
+class TestZarrStoreReadByByteRangesOfShards(TestZarrStoreReadByByteRanges):
+    shards = 1
+
+
+class TestZarrStoreDecodedByTensorStore(TestZarrStoreReadByByteRanges):
+    shards = 1
+    compressor = "zstd"
+    decoder = "tensorstore"
+
+
+class TestZarrStoreDecodedByZarr(TestZarrStoreReadByByteRanges):
+    shards = 1
+    compressor = "zstd"
+    decoder = "zarr"
+
+
+class TestZarrStoreInAZip(ReadOnlyContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        with create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, shards=False) as store:
+            store.scatter(slice(None), values)
+        with zipfile.ZipFile(folder / "rows.zip", "w") as archive:
+            for file in sorted((folder / "rows.zarr").rglob("*")):
+                archive.write(file, file.relative_to(folder / "rows.zarr"))
+        return ZarrStore(folder / "rows.zip", dtype=values.dtype)
+
+
+class TestPartOfTheRowsOfAFile(ReadOnlyContract):
+    fortran = False
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        wider = torch.stack([values.flip(0), values], dim=1)
+        write_npy_file(folder / "rows.npy", wider, fortran=self.fortran)
+        return open_store(folder / "rows.npy", dtype=values.dtype, select=1)
+
+
+class TestPartOfTheRowsOfAFortranFile(TestPartOfTheRowsOfAFile):
+    fortran = True

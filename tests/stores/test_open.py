@@ -53,7 +53,6 @@ def test_the_suffix_decides_which_store_it_is(tmp_path: Path, convert: Any) -> N
         ("s3://bucket/x.zarr", "URL"),
         ("file:///tmp/x.npy", "URL"),
         ("x.npz", r"\.npz is an archive"),
-        ("x.safetensors", "does not open .safetensors"),
         ("x.h5", r"the suffix \.h5.*\.npy.*\.zarr"),
         ("x.npy.gz", r"the suffix \.gz"),
         ("x", "no suffix"),
