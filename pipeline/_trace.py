@@ -10,12 +10,12 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
 from rowferry.stores._device_contract import Event
+from rowferry.stores._files import beside
 
 from ._passage import CAUSES, Cause, Passage, Span, Timed, split
 
@@ -112,11 +112,9 @@ class Recorder:
         until = self._until if self._until is not None else math.inf
         shown = [event for event in list(self._events) if event[2].stop >= self._since and event[2].start <= until]
         events = [*_names(self._device), *(self._event(*event) for event in shown)]
-        folder, text = self._path.parent, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-        handle, half = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(half, self._path)
+        with beside(self._path) as half:
+            half.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), "utf-8")
+            os.replace(half, self._path)
         logger.info("wrote a trace of %d spans to %s", len(shown), self._path)
 
     def _event(self, track: Track, name: str, span: Span, told: dict[str, Any]) -> dict[str, Any]:

@@ -176,3 +176,18 @@ def test_a_file_that_cannot_be_written_is_logged_and_the_training_goes_on(
         folder.rmdir()
         assert len(list(pipe)) == 4
     assert "t.json was not written" in caplog.text
+
+
+def test_the_file_can_be_read_by_whom_other_files_can_and_no_half_of_it_stays(
+    ahead: Make, numbered: Callable[..., Tensor], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "plain").touch()
+    with ahead(numbered(8), batch_size=2) as pipe:
+        pipe.trace(tmp_path / "t.json")
+        list(pipe)
+        pipe.trace(tmp_path / "u.json")
+        (tmp_path / "u.json").mkdir()
+        list(pipe)
+    assert "u.json was not written" in caplog.text
+    assert (tmp_path / "t.json").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plain", "t.json", "u.json"]
