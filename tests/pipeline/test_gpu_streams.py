@@ -15,6 +15,7 @@ import torch
 
 import rowferry as rf
 from rowferry.pipeline.testing._judges import PAIRS, set_movers
+from rowferry.stores import _pinning
 
 pytestmark = pytest.mark.gpu
 
@@ -104,6 +105,29 @@ def test_values_of_another_stream_may_be_dropped_as_soon_as_they_were_written_ba
                 torch.full((4096, 64), -1.0, device="cuda")
             pipe.flush()
             assert bool((store.torch() == number).all()), f"batch {number}"
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_closing_unlocks_all_that_was_page_locked(writable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks: list[_pinning.Registration] = []
+    made = _pinning.Registration
+
+    def lock(pointer: int, nbytes: int, flags: int) -> _pinning.Registration:
+        locks.append(made(pointer, nbytes, flags))
+        return locks[-1]
+
+    monkeypatch.setattr(_pinning, "Registration", lock)
+    rng = np.random.default_rng(0)
+    batches = [rng.integers(0, 3000, rng.integers(1000, 1200)) for _ in range(300)]
+    with rf.Pipeline(torch.zeros(3000, 16), batch_sampler=batches, device="cuda", writable=writable, count_inf=True) as pipe:
+        for batch in pipe:
+            if writable:
+                batch.write_back(batch.values + 1)
+            if batch.number == 100:
+                taken = len(locks)
+        assert 0 < len(locks) <= taken + 2
+    del pipe  # the last batch is kept
+    assert [lock for lock in locks if lock._locked] == []
 
 
 ON_ANOTHER_GPU = """
