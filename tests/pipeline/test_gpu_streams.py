@@ -119,7 +119,7 @@ def test_closing_unlocks_all_that_was_page_locked(writable: bool, monkeypatch: p
     monkeypatch.setattr(_pinning, "Registration", lock)
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, 3000, rng.integers(1000, 1200)) for _ in range(300)]
-    with rf.Pipeline(torch.zeros(3000, 16), batch_sampler=batches, device="cuda", writable=writable, count_inf=True) as pipe:
+    with rf.Pipeline(torch.zeros(3000, 16), batch_sampler=batches, device="cuda", writable=writable) as pipe:
         for batch in pipe:
             if writable:
                 batch.write_back(batch.values + 1)
