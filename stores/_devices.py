@@ -7,7 +7,7 @@ import ctypes
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -206,7 +206,13 @@ class CudaDevice:
         return found
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
+        here = torch.cuda.current_device() == self.torch.index
+        return torch.cuda.stream(stream) if here else self._use_from_another_device(stream)
+
+    @contextlib.contextmanager
+    def _use_from_another_device(self, stream: Any) -> Iterator[None]:
+        with torch.cuda.device(self.torch), torch.cuda.stream(stream):  # a stream alone opens a context where it goes back to
+            yield
 
     def record(self, stream: Any, *, timing: bool = False) -> torch.cuda.Event:
         try:
@@ -235,7 +241,8 @@ class CudaDevice:
     def pinned(self, nbytes: int) -> Tensor:
         from ._pinning import pinned_bytes  # page-locking is built on this file's resolve_device
 
-        return pinned_bytes(nbytes)
+        with torch.cuda.device(self.torch):  # else it would open a context on the device that is current, which may be another
+            return pinned_bytes(nbytes)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
