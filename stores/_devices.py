@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch import dtype as Dtype  # a device has an attribute "torch", which hides the module in annotations
 
 from ._device_contract import Device
+from ._recycled import LARGE, Recycler
 
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h
 
@@ -80,6 +82,7 @@ class _Passed:
 
 
 PASSED = _Passed()
+_RECYCLER = Recycler()  # of the CPU's large tensors, for the whole process
 
 
 @final
@@ -132,7 +135,10 @@ class CpuDevice:
         del stream, event
 
     def empty(self, shape: Sequence[int], dtype: Dtype) -> Tensor:
+        nbytes = math.prod(shape) * dtype.itemsize
         with torch.inference_mode(False):
+            if nbytes >= LARGE:
+                return _RECYCLER.empty(nbytes).view(dtype).view(tuple(shape))
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def pinned(self, nbytes: int) -> Tensor:
