@@ -28,6 +28,7 @@ class Options(argparse.Namespace):
     rows_gib: float
     device: torch.device
     smoke: bool
+    folder: Path
 
     def batches(self, count: int) -> int:
         """``count`` batches, a few in a smoke run."""
@@ -65,6 +66,7 @@ def options_of(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--rows-gib", type=float, default=16, help="size of the pinned table")
     parser.add_argument("--device", type=resolve_device, default=None, help="cuda:1, or cpu to see that the program runs")
     parser.add_argument("--smoke", action="store_true", help="few and small batches, to see that the program runs")
+    parser.add_argument("--folder", type=Path, default=Path.cwd(), help="where programs about files put theirs meanwhile")
     return parser
 
 

@@ -15,7 +15,7 @@ import torch
 
 from rowferry.stores._device_contract import Device
 
-from . import _assembly, _candidates, _claims
+from . import _assembly, _candidates, _chunk_shuffle, _claims
 from ._account import Account
 from ._counters import Counters
 from ._engine import Host, Inline, Threads
@@ -25,7 +25,6 @@ from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
-from ._sampling import make_source as make_batches
 from ._server import Windowed
 from ._serving import Taken
 from ._source import make_source
@@ -46,7 +45,9 @@ class Pipeline:
         source: a store (or a path, a NumPy, torch, CuPy or zarr array), a tuple or a dict of them with equal length; with
             ``index`` a dict, a dict of tables.
         batch_size, shuffle, drop_last, seed: the built-in order. ``shuffle`` is a keyed permutation evaluated by
-            position: it costs memory in proportion to a batch, also over a billion rows.
+            position: it costs memory in proportion to a batch, also over a billion rows. ``"chunks"`` takes the chunks
+            of a file in random order and mixes the rows of ``shuffle_chunks`` of them, so that each is read once.
+        shuffle_chunks: "auto" for chunks of about 32 MiB together, at least 8. Chunks of less than 1 MiB count together.
         sampler: an iterable of row numbers, grouped by ``batch_size``.
         batch_sampler: an iterable of index batches, or of any items with ``index``. A list, range, slice, NumPy, torch or
             CuPy array of any integer type and shape, or a bool mask. Its ``iter`` and first ``next`` run in the caller's
@@ -57,7 +58,8 @@ class Pipeline:
         lookahead: most batches planned and fetched together, "auto" for as many as fit; 0 does everything inside
             ``next()``, without a thread.
         depth: slots; two is double buffering.
-        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free.
+        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free, and 64 MiB
+            where files are read in order or by chunks.
         threads: most host threads that gather rows; by default the cores of the process, at most 16.
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
@@ -76,7 +78,8 @@ class Pipeline:
         source: Any,
         *,
         batch_size: int | None = None,
-        shuffle: bool = False,
+        shuffle: _chunk_shuffle.Shuffle = False,
+        shuffle_chunks: int | Literal["auto"] = "auto",
         drop_last: bool = False,
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
@@ -95,19 +98,12 @@ class Pipeline:
     ) -> None:
         self._closed, self._pid = False, os.getpid()
         self._source, self._index = make_source(source, index, dtype), index
-        self._batches = make_batches(
-            self._source.tables[0].rows,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            seed=seed,
+        self._batches = _chunk_shuffle.make_batches(
+            self._source, index, batch_size, shuffle, shuffle_chunks, drop_last, sampler, batch_sampler, seed
         )
-        if index is not None and batch_sampler is None:
-            raise ValueError("index= takes the rows from a batch_sampler's items; pass a batch_sampler, or leave index out")
         self._settings = _assembly.make_settings(lookahead=lookahead, depth=depth, writable=writable, fetch=fetch)
         self._threads = _assembly.thread_count(threads)
+        staging_bytes = _chunk_shuffle.staging(self._batches, self._source, self._settings.depth, staging_bytes)
         self._place: Device = _assembly.resolve_device_object(device)  # not `_device`, which fastai takes for a torch.device
         self._counters = Counters(self._place.now, Overflow(self._place) if count_inf else None)
         self._new_host: Callable[[], Host] = self._make_host
@@ -119,6 +115,7 @@ class Pipeline:
                 self._source, self._settings, self._place, self._counters,
                 mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
             )  # fmt: skip
+            _chunk_shuffle.warn_if_dear(self._batches, self._parts)
         self._account = Account(self._place, self._counters, self._parts)
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)

@@ -52,6 +52,7 @@ class Store(UsedByKernels, ABC):
         page_cache: the file that ``memory`` maps read-only, where a GPU may read its pages once they are locked; else None.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
+        block_rows: rows of a chunk of the file, which ``shuffle="chunks"`` keeps together; 1 where it has none.
         identity: equal for two stores over the same memory or file; a writable pipeline refuses the same twice.
     """
 
@@ -65,6 +66,7 @@ class Store(UsedByKernels, ABC):
     owns_memory: bool = False
     page_cache: PageCache | None = None
     chunk_rows: int = 1
+    block_rows: int = 1
 
     # ---- what a concrete store implements -------------------------------------------------------------------
 

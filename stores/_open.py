@@ -17,6 +17,8 @@ from ._device import DeviceStore
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
+from ._part import PartStore
+from ._select import refuse_to_write, selection_of
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
@@ -24,7 +26,12 @@ _SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
 
 
 def open_store(
-    path: str | os.PathLike[str], mode: Mode = "r", *, array: str | None = None, dtype: torch.dtype | None = None
+    path: str | os.PathLike[str],
+    mode: Mode = "r",
+    *,
+    array: str | None = None,
+    dtype: torch.dtype | None = None,
+    select: Any = None,
 ) -> Store:
     """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
 
@@ -35,6 +42,9 @@ def open_store(
         mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
         array: name of an array inside a zarr group.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
+        select: a part of each row, with ``mode="r"`` only: an index of one row, as NumPy's basic indexing takes it, of
+            ints, slices with positive steps and ``...``. ``np.s_[:, 0:64]`` of rows ``(3, 128)`` makes rows ``(3, 64)``,
+            ``0`` makes rows ``(128,)``. Of a .npy it is a view; of a zarr, chunks outside of it are not read.
 
     Raises:
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
@@ -46,8 +56,19 @@ def open_store(
     if kind == "npy":
         if array is not None:
             raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
-        return MemmapStore(path, mode, dtype=dtype)
-    return ZarrStore(path, mode, array=array, dtype=dtype)
+        refuse_to_write(select, mode)
+        return _part_of(MemmapStore(path, mode, dtype=dtype), select)
+    return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
+
+
+def _part_of(store: Store, select: Any) -> Store:
+    """``store``, or a store of the part of each of its rows that ``select`` picks."""
+    try:
+        part = selection_of(select, store.row_shape, store.name)
+    except BaseException:
+        store.close()
+        raise
+    return store if part.whole else PartStore(store, part)
 
 
 def create_store(

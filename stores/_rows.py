@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -109,11 +111,41 @@ def split_sorted(rows: NDArray[np.int64], most: int, chunk_rows: int = 1) -> Ite
         start = stop
 
 
+def spans_of(ids: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Spans over ascending ``ids`` that keep equal ones together, at most ``most`` different ones each."""
+    firsts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    yield from itertools.pairwise([*firsts[::most].tolist(), ids.size])
+
+
+def is_ascending(rows: NDArray[np.int64]) -> bool:
+    """Whether each row is larger than the one before."""
+    return bool(np.all(rows[1:] > rows[:-1]))
+
+
+def ascending(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The distinct rows in order, and each row's place among them; None when ``rows`` are that already."""
+    if is_ascending(rows):
+        return rows, None
+    distinct, inverse = np.unique(rows, return_inverse=True)
+    return distinct, inverse
+
+
 def as_slice(rows: NDArray[np.int64]) -> slice | None:
     """``rows`` as a slice when each is one more than the one before; None when they are not, or when there are none."""
     if not rows.size or int(rows[-1]) - int(rows[0]) != rows.size - 1 or not bool(np.all(rows[1:] - rows[:-1] == 1)):
         return None
     return slice(int(rows[0]), int(rows[-1]) + 1)
+
+
+def rows_read_for_a_row(n: int, chunk_rows: int, window: int) -> float:
+    """How many rows are read for a row used when ``window`` distinct random rows of ``n`` are read together.
+
+    Rows come in chunks of ``chunk_rows``, each read whole, once a window. The mean, 1 at best.
+    """
+    window = max(min(window, n), 1)
+    chunks = max(n / max(chunk_rows, 1), 1.0)
+    touched = chunks * -math.expm1(window * math.log1p(-1 / chunks)) if chunks > 1 else 1.0
+    return max(min(touched * chunk_rows, n) / window, 1.0)
 
 
 def contiguous(rows: NDArray[np.int64]) -> bool:

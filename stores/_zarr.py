@@ -1,25 +1,31 @@
 """Rows of a zarr array: v2 or v3, chunked, sharded or zipped, on disk or behind any zarr store.
 
 Guarantees, beyond the contract's:
-- A request is one zarr call and decodes each touched chunk once, whatever the order and repeats of its rows.
+- Rows of uncompressed chunks and shards are read by their byte ranges: nothing else is read, nothing decoded.
+- Compressed chunks that a request touches are decoded once, whatever the order and repeats of its rows, outside the GIL.
 - A scatter reads each touched chunk (shard, when sharded), changes the rows and replaces it; no two scatters of one
   store do that at once, and a second store for writing on the same directory is refused.
 - On disk, zarr (from 3.1.3) replaces a chunk by renaming a whole new file over it: a reader, and a process that is
   killed, leaves or sees a whole chunk, old or new. A shard is read in several pieces, so this store's own readers
   wait while one of its shards is replaced; readers elsewhere must not read a sharded array that is being written.
 
+- What is remembered of files (mappings, shard indices, decoded chunks) is forgotten when a store of rowferry writes
+  them, in this process or another.
+
 Assumes:
-- Nobody else writes the chunks that this store writes.
+- Nobody else writes the chunks that this store writes. Other programs do not change chunks that exist while a store is
+  open that read them: it may go on to see the old ones.
 """
 
 from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, final
+from typing import Any, final, get_args
 
 import numpy as np
 import torch
@@ -30,17 +36,24 @@ from zarr.storage import LocalStore, ZipStore
 from . import _zarr_open
 from ._contract import Store
 from ._files import Mode
+from ._rows import is_ascending
+from ._select import refuse_to_write, selection_of
+from ._zarr_decoded import Decoder
 from ._zarr_disk import ChunkSpace, sync_file_system
-from ._zarr_lock import DirectoryLock, ReadersWriter
-from ._zarr_touched import outer_chunk, read, write
+from ._zarr_lock import LOCK_NAME, DirectoryLock, ReadersWriter
+from ._zarr_reading import Reading, Wanted
+from ._zarr_touched import outer_chunk, write
+
+CACHE_BYTES = 256 << 20
+_writes: Counter[Hashable] = Counter()  # scatters by ``identity``, where no file tells of them
 
 
 @final
 class ZarrStore(Store):
     """Rows of a zarr array, read and written through zarr.
 
-    ``chunk_rows`` is the rows of a shard where the store is writable and sharded (they are replaced together), else
-    the rows of a chunk (they are decoded together).
+    ``chunk_rows`` is the rows of what is replaced together where the store is writable (a shard, else a chunk), else the
+    rows of a chunk that is decoded, or 1 where chunks are not compressed. ``block_rows`` is the rows of a chunk.
 
     Args:
         source: path of a directory or ``.zip``, or an open ``zarr.Array`` (its store is used, and stays open).
@@ -50,13 +63,20 @@ class ZarrStore(Store):
         array: name of an array inside a group, such as ``"layers/weight"``.
         dtype: for elements that zarr has no type for: what integers or raw bits of its size are, such as
             ``torch.bfloat16``. No cast.
+        select: a part of each row, to read only: an index of one row, as NumPy's basic indexing takes it, of ints, slices
+            with positive steps and ``...``. ``np.s_[:, 0:64]`` of rows ``(3, 128)`` makes rows ``(3, 64)``; an int
+            removes its dimension. Chunks outside of it are not read.
+        cache_bytes: most bytes of decoded chunks that are kept from request to request; 0 keeps none. Without
+            tensorstore, chunks of a request that would fill more than half of it are not kept.
+        decoder: what decodes compressed chunks: ``"tensorstore"``, ``"zarr"``, or ``"auto"`` for tensorstore where it is
+            installed and can read a local directory, else zarr.
         strict: a chunk that does not exist is a ``FileNotFoundError`` that names it, instead of fill values
             (zeros where the array has no fill value). Chunks left out inside a shard always read as fill values.
 
     Raises:
         FileNotFoundError: no such path. TypeError: elements that no torch dtype has.
         ValueError: no zarr, no such array, a group without ``array``, rank 0.
-        PermissionError: ``"r+"`` of a zip or of a read-only zarr store.
+        PermissionError: ``"r+"`` of a zip or of a read-only zarr store. IndexError: ``select`` does not fit a row.
 
     Threads: ``gather`` in any number; zarr decodes in its own threads. In a forked child every call is a RuntimeError.
     """
@@ -68,10 +88,16 @@ class ZarrStore(Store):
         *,
         array: str | None = None,
         dtype: torch.dtype | None = None,
+        select: Any = None,
+        cache_bytes: int = CACHE_BYTES,
+        decoder: Decoder = "auto",
         strict: bool = False,
     ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
+        if decoder not in get_args(Decoder):
+            raise ValueError(f"decoder is {decoder!r}; it must be one of {', '.join(map(repr, get_args(Decoder)))}")
+        refuse_to_write(select, mode)
         if isinstance(source, zarr.Array):
             if array is not None:
                 raise ValueError(f"array={array!r} names an array inside a path; an open zarr.Array was given")
@@ -81,15 +107,23 @@ class ZarrStore(Store):
         else:
             opened, self._owned = _zarr_open.open_path(Path(source), mode, array), True
         try:
-            self._set_up(opened, mode, dtype, strict)
+            self._set_up(opened, mode, dtype, select, cache_bytes, decoder, strict)
         except BaseException:
             if self._owned:
                 opened.store.close()
             raise
 
-    def _set_up(self, opened: zarr.Array[Any], mode: Mode, dtype: torch.dtype | None, strict: bool) -> None:
+    def _set_up(
+        self,
+        opened: zarr.Array[Any],
+        mode: Mode,
+        dtype: torch.dtype | None,
+        select: Any,
+        cache_bytes: int,
+        decoder: Decoder,
+        strict: bool,
+    ) -> None:
         self._array = opened
-        self._strict = strict
         self._pid = os.getpid()
         self._root = Path(opened.store.root) if isinstance(opened.store, LocalStore) else None
         self._directory = self._root / opened.path if self._root else None
@@ -97,10 +131,16 @@ class ZarrStore(Store):
         self.dtype, self._host_dtype = _zarr_open.element_types(opened, dtype, self.name)
         if not opened.shape:
             raise ValueError(f"{self.name} has rank 0; a store needs at least one dimension, its rows")
-        self.shape = tuple(int(n) for n in opened.shape)
+        rows, *row_shape = (int(n) for n in opened.shape)
+        selection = selection_of(select, tuple(row_shape), self.name)
+        self.shape = (rows, *selection.shape)
         self.writable = mode == "r+"
-        self.chunk_rows = int((outer_chunk(opened) if self.writable else opened.chunks)[0]) or 1
-        self._stamp = self._metadata_stamp()
+        self._wanted = Wanted(selection, cache_bytes, decoder, strict, self.name)
+        self._reading = Reading(opened, self._wanted)
+        self.block_rows = int(opened.chunks[0]) or 1
+        outer_rows = int(outer_chunk(opened)[0]) or 1
+        self.chunk_rows = outer_rows if self.writable else 1 if self._reading.by_ranges else self.block_rows
+        self._stamp, self._writers = self._metadata_stamp(), self._writers_stamp()
         self._exclusive = ReadersWriter()
         self._space: ChunkSpace | None = None
         if self.writable and self._root is not None:
@@ -135,29 +175,28 @@ class ZarrStore(Store):
         self._require_same_process()
         if not out.numel():
             return
-        distinct, inverse = _ascending(rows)
-        with self._reading():
-            found = self._call(read, self._current(int(distinct[-1])), distinct, strict=self._strict)
-        found = found.view(self._host_dtype) if found.dtype.kind == "V" else found.astype(self._host_dtype, copy=False)
-        target = self._as_host(out)
-        if inverse is None:
-            np.copyto(target, found)
-        else:
-            np.take(found, inverse, axis=0, out=target, mode="clip")  # "clip" writes into out without a buffer
+        with self._alone():
+            self._current(int(rows.max()))
+            self._call(rows, self._reading.gather, rows, self._as_host(out))
 
     def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
         self._require_same_process()
         if not values.numel():
             return
         host = self._as_host(values)
-        order = None if _is_ascending(rows) else np.argsort(rows)
+        order = None if is_ascending(rows) else np.argsort(rows)
         if order is not None:
             rows, host = rows[order], host[order]
         with self._exclusive.writing():
             array = self._current(int(rows[-1]))
             stored = array.dtype
             host = host.view(stored) if stored.kind == "V" else host.astype(stored, copy=False)
-            self._call(write, array, rows, host, before_set=self._space.before_set if self._space else None)
+            try:
+                self._call(rows, write, array, rows, host, before_set=self._space.before_set if self._space else None)
+            finally:
+                self._reading.invalidate(np.unique(rows // outer_chunk(array)[0]))
+                if self._directory is None:
+                    _writes[self.identity] += 1
 
     def _flush(self, sync: bool) -> None:
         """A scatter returns when its chunks are files (or in the store), so only ``sync`` has work to do."""
@@ -181,9 +220,15 @@ class ZarrStore(Store):
         self._require_open()
         return _zarr_open.describe(self._array)
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The array's own attributes, a copy."""
+        self._require_open()
+        return dict(self._array.attrs)
+
     # ---- helpers ---------------------------------------------------------------------------------------------
 
-    def _reading(self) -> AbstractContextManager[None]:
+    def _alone(self) -> AbstractContextManager[None]:
         alone = self.writable and self._array.shards is not None  # see the module: a shard is read in several pieces
         return self._exclusive.reading() if alone else nullcontext()
 
@@ -194,11 +239,11 @@ class ZarrStore(Store):
                 f"threads do not exist; start workers with 'spawn', or open the store in the child"
             )
 
-    def _call(self, function: Any, array: zarr.Array[Any], rows: NDArray[np.int64], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, rows: NDArray[np.int64], function: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            return function(array, rows, *args, **kwargs)
+            function(*args, **kwargs)
         except Exception as error:
-            error.add_note(f"in {self.name}, {rows.size} rows from {rows[0]} to {rows[-1]}")
+            error.add_note(f"in {self.name}, {rows.size} rows from {rows.min()} to {rows.max()}")
             raise
 
     def _as_host(self, tensor: torch.Tensor) -> NDArray[Any]:
@@ -215,6 +260,15 @@ class ZarrStore(Store):
             raise FileNotFoundError(f"{self.name} was removed since it was opened") from error
         return seen.st_mtime_ns, seen.st_ino, seen.st_size
 
+    def _writers_stamp(self) -> tuple[bool, int]:
+        """Whether another store of rowferry may be writing a directory now; and what changes when one comes or goes, or
+        (where there is no directory) when one of this process has written."""
+        if self.writable:
+            return False, 0
+        if self._directory is None:
+            return False, _writes[self.identity]
+        return os.path.exists(self._directory / LOCK_NAME), os.stat(self._directory).st_mtime_ns
+
     def _current(self, last: int) -> zarr.Array[Any]:
         """The array as it is now. Another handle may have resized it: its old shape would read fill values for rows
         that are gone, and drop appended rows of an edge chunk when writing it.
@@ -223,25 +277,19 @@ class ZarrStore(Store):
         """
         array, stamp = self._array, self._metadata_stamp()
         if stamp != self._stamp or (self._directory is None and not isinstance(array.store, ZipStore)):
-            now = zarr.open_array(array.store_path, mode="r+" if self.writable else "r")
+            now = _zarr_open.open_array(array.store, array.path, "r+" if self.writable else "r")
             if (now.shape[1:], now.dtype, outer_chunk(now)) != (array.shape[1:], array.dtype, outer_chunk(array)):
                 raise ValueError(f"{self.name} was replaced by an array of another layout since it was opened; open it again")
+            if now.shape != array.shape:
+                self._reading = Reading(now, self._wanted)
             self._array, self._stamp, array = now, stamp, now
+        writers = self._writers_stamp()
+        if writers[0] or writers != self._writers:
+            self._reading.invalidate()
+            self._writers = writers
         if last >= array.shape[0]:
             raise IndexError(
                 f"row {last} of {self.name} is gone: it had {len(self)} rows when it was opened, "
                 f"and was resized to {array.shape[0]} since"
             )
         return array
-
-
-def _is_ascending(rows: NDArray[np.int64]) -> bool:
-    return bool(np.all(rows[1:] > rows[:-1]))
-
-
-def _ascending(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """The distinct rows in order, and each row's place among them; None when ``rows`` are that already."""
-    if _is_ascending(rows):
-        return rows, None
-    distinct, inverse = np.unique(rows, return_inverse=True)
-    return distinct, inverse

@@ -34,6 +34,7 @@ def create_zarr(
     chunks: Extents | None = None,
     shards: Extents | Literal[False] | None = None,
     compressor: Literal["zstd", "blosc"] | None = None,
+    like: ZarrStore | None = None,
 ) -> ZarrStore:
     """A new zarr v3 array at ``path``, opened for writing; no row is written, so all read as ``fill``.
 
@@ -48,6 +49,7 @@ def create_zarr(
             False: a file for each chunk. A scatter replaces whole shards, so a table trained on random rows
             wants small ones, or none.
         compressor: None keeps chunks raw; then the space of all rows is reserved while the store is open.
+        like: a store of the same rank whose attributes and names of dimensions are taken over.
 
     Raises:
         FileExistsError: ``path`` exists. ValueError: a bad shape, chunks, shards or compressor.
@@ -72,7 +74,8 @@ def create_zarr(
             compressors=codec,
             fill_value=value,
             zarr_format=3,
-            attributes={ROWFERRY_DTYPE: str(dtype).removeprefix("torch.")} if _has_no_zarr_type(dtype) else None,
+            attributes=_attributes(dtype, like),
+            dimension_names=like.describe()["dimension_names"] if like is not None else None,
         )
         return ZarrStore(target, "r+")
     except BaseException:
@@ -85,6 +88,12 @@ def _checked_shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     if not size or min(size) < 0:
         raise ValueError(f"shape is {tuple(shape)}; it must be (rows, *row shape), at least the rows, none negative")
     return size
+
+
+def _attributes(dtype: torch.dtype, like: ZarrStore | None) -> dict[str, Any]:
+    found = dict(like.attributes) if like is not None else {}
+    found.pop(ROWFERRY_DTYPE, None)
+    return found | ({ROWFERRY_DTYPE: str(dtype).removeprefix("torch.")} if _has_no_zarr_type(dtype) else {})
 
 
 def _has_no_zarr_type(dtype: torch.dtype) -> bool:

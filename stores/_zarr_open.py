@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import torch
 import zarr
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 from zarr.errors import NodeTypeValidationError
-from zarr.storage import LocalStore, ZipStore
+from zarr.storage import LocalStore, StorePath, ZipStore
 
 from ._files import Mode
 from ._views import BY_BITS
@@ -44,7 +46,7 @@ def _find(store: Store, path: Path, mode: Mode, name: str) -> zarr.Array[Any]:
     where = f"{path}, array {name!r}" if name else str(path)
     try:
         # By its own path, so that an old copy of its metadata in a consolidated group is not used.
-        return zarr.open_array(store, path=name, mode=mode)
+        return open_array(store, name, mode)
     except NodeTypeValidationError:
         pass  # a group: the message needs its arrays
     except FileNotFoundError:
@@ -61,6 +63,39 @@ def _find(store: Store, path: Path, mode: Mode, name: str) -> zarr.Array[Any]:
     if name:
         raise ValueError(f"{path} has no array {name!r}; its arrays: {names}")
     raise ValueError(f"{path} is a group; name one of its arrays with array=. Its arrays: {names}")
+
+
+def open_array(store: Store, name: str, mode: Mode) -> zarr.Array[Any]:
+    """The array called ``name`` (empty for the store's root); bfloat16 and float8, which zarr does not know, as integers.
+
+    Raises:
+        What ``zarr.open_array`` raises.
+    """
+    try:
+        return zarr.open_array(store, path=name, mode=mode)
+    except ValueError as error:
+        place = StorePath(store, name)
+        found = sync((place / "zarr.json").get())
+        document: Any = json.loads(found.to_bytes()) if found is not None else {}
+        dtype = document.get("data_type")
+        known = {str(each).removeprefix("torch."): each for each in BY_BITS}
+        if document.get("node_type") != "array" or dtype not in known:
+            raise
+        bits = f"uint{8 * known[dtype].itemsize}"
+        document |= {"data_type": bits, "fill_value": _bits(document["fill_value"], known[dtype])}
+        document["attributes"] = {**document.get("attributes", {}), ROWFERRY_DTYPE: dtype}
+        try:
+            return zarr.Array(zarr.AsyncArray(document, place))
+        except (ValueError, TypeError, KeyError):
+            raise error from None
+
+
+def _bits(value: Any, dtype: torch.dtype) -> int:
+    """A fill value as JSON has it (a number, ``"NaN"``, ``"-Infinity"``, bits as ``"0x7fc0"``) as the integer of its bits."""
+    if isinstance(value, str) and value.startswith("0x"):
+        return int(value, 16)
+    number = torch.tensor(float(value)).to(dtype)
+    return int.from_bytes(number.view(torch.uint8 if dtype.itemsize == 1 else torch.int16).numpy().tobytes(), "little")
 
 
 def element_types(array: zarr.Array[Any], wanted: torch.dtype | None, name: str) -> tuple[torch.dtype, np.dtype[Any]]:

@@ -16,10 +16,9 @@ Assumes:
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, cast, final
 
 import numpy as np
@@ -29,7 +28,7 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import StorePath
 
-from ._rows import contiguous
+from ._rows import contiguous, spans_of
 
 WRITE_PIECE_BYTES = 256 << 20  # a scatter holds at most this much of decoded chunks, or one chunk
 
@@ -42,14 +41,14 @@ def outer_chunk(array: zarr.Array[Any]) -> tuple[int, ...]:
     return tuple(array.shards or array.chunks)
 
 
-def read(array: zarr.Array[Any], rows: NDArray[np.int64], *, strict: bool) -> NDArray[Any]:
-    """``rows`` of ``array``, in its own dtype, C order: a fresh array ``(len(rows), *row_shape)``.
+def read(array: zarr.Array[Any], rows: NDArray[np.int64], part: tuple[int | slice, ...], *, strict: bool) -> NDArray[Any]:
+    """``rows`` of ``array``, ``part`` of each, in its own dtype, C order: a fresh array ``(len(rows), *row[part].shape)``.
 
     Raises:
         FileNotFoundError: ``strict`` and a touched chunk does not exist.
     """
     chunks = TouchedChunks(array, rows, strict=strict)
-    return np.asarray(chunks.view.oindex[chunks.selection])
+    return np.asarray(chunks.view.oindex[(chunks.selection, *part)])
 
 
 def write(
@@ -64,19 +63,12 @@ def write(
         before_set: called with a chunk's key before the chunk is replaced, in zarr's own thread.
     """
     chunk_nbytes = outer_chunk(array)[0] * values[0].nbytes
-    for start, stop in _spans_of_chunks(rows // outer_chunk(array)[0], max(WRITE_PIECE_BYTES // chunk_nbytes, 1)):
+    for start, stop in spans_of(rows // outer_chunk(array)[0], max(WRITE_PIECE_BYTES // chunk_nbytes, 1)):
         chunks = TouchedChunks(array, rows[start:stop], before_set=before_set)
         try:
             chunks.replace(values[start:stop])
         finally:
             chunks.settle()
-
-
-def _spans_of_chunks(ids: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Spans over ascending chunk numbers ``ids`` that hold whole chunks, at most ``most`` different ones each."""
-    firsts = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
-    cuts = [*firsts[::most].tolist(), ids.size]
-    yield from itertools.pairwise(cuts)
 
 
 @final

@@ -19,6 +19,7 @@ EVERYTHING = [*SHIPPED, *(path for top in ("tests", "benchmarks", "examples") fo
 # What -> the only files that may name it. A backend is imported by one store; the rest asks the store.
 ONLY_IN = {
     "zarr": ("stores/_zarr*.py", "src/rowferry/_bench/zarr_rows.py"),
+    "tensorstore": ("stores/_zarr_tensorstore.py",),
     "cupy": ("stores/_kernels.py", "stores/_pinned.py", "src/rowferry/_bench/peers.py"),
     "matplotlib": ("src/rowferry/_bench/plot.py", "src/rowferry/_commands/_picture.py"),
     "pynvml": ("src/rowferry/_commands/_link.py", "src/rowferry/_commands/_gpu.py"),

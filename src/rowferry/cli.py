@@ -8,6 +8,7 @@ import typer
 
 from ._commands._versions import own_version
 from ._commands.bench import bench
+from ._commands.convert import convert
 from ._commands.demo import demo
 from ._commands.doctor import doctor
 from ._commands.inspect import inspect
@@ -18,6 +19,7 @@ from ._commands.trace import trace
 app = typer.Typer(add_completion=False, help="Ferry rows between large stores and the GPU while it trains.")
 app.command()(inspect)
 app.command()(stream)
+app.command()(convert)
 app.command()(doctor)
 app.command()(demo)
 app.command()(plan)

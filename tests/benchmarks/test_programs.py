@@ -23,6 +23,7 @@ NAMES = (
     "bare_engine",
     "speedtorch_tables",
     "widest_embedding",
+    "zarr_reading",
 )
 SMALL = ("--smoke", "--rows-gib", "0.002", "--runs", "1")
 Program = Callable[..., dict[str, object]]
@@ -37,7 +38,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
     monkeypatch.syspath_prepend(str(PROGRAMS))
 
     def run(name: str, device: str) -> dict[str, object]:
-        monkeypatch.setattr(sys, "argv", [name, *SMALL, "--device", device, "--out", str(tmp_path)])
+        monkeypatch.setattr(sys, "argv", [name, *SMALL, "--device", device, "--out", str(tmp_path), "--folder", str(tmp_path)])
         runpy.run_path(str(PROGRAMS / f"{name}.py"), run_name="__main__")
         found: dict[str, object] = json.loads((tmp_path / f"{name}.json").read_text())
         return found

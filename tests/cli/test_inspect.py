@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import zarr
 from numpy.typing import NDArray
+from zarr.codecs import Crc32cCodec
 
 Ask = Callable[..., dict[str, object]]
 
@@ -25,7 +26,7 @@ def group(tmp_path: Path, rows: NDArray[np.float32]) -> Path:
         chunks=(10, 128),
         shards=(100, 128),
         dimension_names=("time", "cell"),
-        compressors=None,
+        compressors=Crc32cCodec(),  # a chunk must be read whole, and stays as large as it is
     )
     sharded[:] = rows
     sharded.attrs.update({"units": "m/s", "scale_factor": 0.5, "add_offset": float("nan")})
@@ -75,8 +76,27 @@ def test_a_random_row_of_a_zarr_costs_its_chunk_and_less_in_a_window(ask: Ask, g
     assert said["rows_decoded_per_row_used"] == 10
     assert 1 <= cost["window_decoded"] < 10
     if cost["alone_bytes"] is not None:  # the system counts what a process reads
-        assert cost["alone_bytes"] >= 10 * 512
+        assert cost["alone_bytes"] >= 2 * 512  # ten rows, less what was decoded for a row before
         assert cost["window_bytes"] < cost["alone_bytes"]
+
+
+def test_rows_read_for_a_row_used_are_told_for_both_shuffles(ask: Ask, group: Path, tmp_path: Path) -> None:
+    said = ask("inspect", group, "--array", "wind")["rows_read_per_row_used"]
+    assert said == {"shuffle=True": 1.0, "shuffle='chunks'": 1.0}  # it fits one window
+    zarr.create_array(tmp_path / "large.zarr", shape=(10**9, 128), chunks=(10**5, 128), dtype="f4")
+    said = ask("inspect", tmp_path / "large.zarr")["rows_read_per_row_used"]
+    assert isinstance(said, dict)
+    assert said["shuffle=True"] > 100
+    assert said["shuffle='chunks'"] == 1
+
+
+def test_a_row_of_a_raw_zarr_costs_its_pages_and_no_chunk(ask: Ask, tmp_path: Path, rows: NDArray[np.float32]) -> None:
+    zarr.create_array(tmp_path / "raw.zarr", data=rows, chunks=(100, 128), compressors=None)
+    said = ask("inspect", tmp_path / "raw.zarr")
+    cost = said["random_row"]
+    assert isinstance(cost, dict)
+    assert said["rows_decoded_per_row_used"] == 1
+    assert 4096 <= cost["alone_bytes"] <= 8192
 
 
 def test_a_zarr_group_without_an_array_named_lists_the_arrays(refused: Callable[..., str], group: Path) -> None:

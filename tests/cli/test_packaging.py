@@ -17,7 +17,7 @@ from typer.testing import Result
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "rowferry"
-COMMANDS = ("inspect", "stream", "doctor", "demo", "plan", "bench")
+COMMANDS = ("inspect", "stream", "convert", "doctor", "demo", "plan", "bench")
 
 
 @pytest.fixture(scope="module")

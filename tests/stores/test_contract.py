@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore
+from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore, open_store
 from rowferry.stores._zarr_create import create_zarr
+from rowferry.stores._zarr_decoded import Decoder
 from rowferry.stores.testing import (
     EVERY_DTYPE,
     FailingStore,
@@ -161,3 +164,63 @@ class TestZarrStoreInShards(TestZarrStoreInChunks):
         )
         store.scatter(slice(None), values)
         return store
+
+
+class TestZarrStoreInRawShards(TestZarrStoreInChunks):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        rows = max(len(values) // 6, 1)
+        store = create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, chunks=rows, shards=3 * rows)
+        store.scatter(slice(None), values)
+        return store
+
+
+class TestZarrStoreReadByByteRanges(ReadOnlyContract):
+    shards: int | Literal[False] = False
+    compressor: Literal["zstd"] | None = None
+    decoder: Decoder = "auto"
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        rows = max(len(values) // 3, 1)
+        layout: dict[str, Any] = {"chunks": rows, "shards": self.shards and 2 * rows, "compressor": self.compressor}
+        with create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, **layout) as store:
+            store.scatter(slice(None), values)
+        return ZarrStore(folder / "rows.zarr", dtype=values.dtype, decoder=self.decoder)
+
+
+class TestZarrStoreReadByByteRangesOfShards(TestZarrStoreReadByByteRanges):
+    shards = 1
+
+
+class TestZarrStoreDecodedByTensorStore(TestZarrStoreReadByByteRanges):
+    shards = 1
+    compressor = "zstd"
+    decoder = "tensorstore"
+
+
+class TestZarrStoreDecodedByZarr(TestZarrStoreReadByByteRanges):
+    shards = 1
+    compressor = "zstd"
+    decoder = "zarr"
+
+
+class TestZarrStoreInAZip(ReadOnlyContract):
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        with create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, shards=False) as store:
+            store.scatter(slice(None), values)
+        with zipfile.ZipFile(folder / "rows.zip", "w") as archive:
+            for file in sorted((folder / "rows.zarr").rglob("*")):
+                archive.write(file, file.relative_to(folder / "rows.zarr"))
+        return ZarrStore(folder / "rows.zip", dtype=values.dtype)
+
+
+class TestPartOfTheRowsOfAFile(ReadOnlyContract):
+    fortran = False
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        wider = torch.stack([values.flip(0), values], dim=1)
+        write_npy_file(folder / "rows.npy", wider, fortran=self.fortran)
+        return open_store(folder / "rows.npy", dtype=values.dtype, select=1)
+
+
+class TestPartOfTheRowsOfAFortranFile(TestPartOfTheRowsOfAFile):
+    fortran = True

@@ -144,7 +144,8 @@ def test_a_missing_chunk_without_fill_value_reads_as_zeros_every_time(tmp_path: 
 
 def test_each_chunk_is_decoded_once_a_request_and_the_order_kept(tmp_path: Path, counting: type[CountingCodec]) -> None:
     data = values((1000, 2), "f4")
-    store = ZarrStore(put(tmp_path / "a.zarr", data, zarr_format=2, chunks=(100, 2), compressors=counting()))
+    path = put(tmp_path / "a.zarr", data, zarr_format=2, chunks=(100, 2), compressors=counting())
+    store = ZarrStore(path, cache_bytes=0)
     rows = np.random.default_rng(0).permutation(1000)
     assert np.array_equal(store.gather(rows).numpy(), data[rows])
     assert counting.decoded == 10
@@ -176,6 +177,8 @@ def test_two_byte_elements_are_bfloat16_on_request(tmp_path: Path, stored: str) 
 
 def test_chunk_rows_is_what_is_decoded_or_replaced_together(tmp_path: Path) -> None:
     path = put(tmp_path / "a.zarr", values((10, 3), "f4"), chunks=(2, 3), shards=(4, 3))
-    assert ZarrStore(path).chunk_rows == 2
+    assert (ZarrStore(path).chunk_rows, ZarrStore(path).block_rows) == (1, 2)
     with ZarrStore(path, "r+") as store:
-        assert store.chunk_rows == 4
+        assert (store.chunk_rows, store.block_rows) == (4, 2)
+    packed = put(tmp_path / "b.zarr", values((10, 3), "f4"), chunks=(2, 3), shards=(4, 3), compressors="auto")
+    assert ZarrStore(packed).chunk_rows == 2

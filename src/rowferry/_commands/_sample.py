@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowferry.stores import MemmapStore, Store
+from rowferry.stores import MemmapStore, Store, ZarrStore
 from rowferry.stores._npy import MOST_HEADER_BYTES, NpyHeader, parse_header
 
 ALONE_ROWS = 64
@@ -52,14 +52,14 @@ def row_cost(store: Store, seed: int = 0) -> RowCost | None:
     between, middle = time.perf_counter(), _bytes_read()
     store.gather(window)
     end, after = time.perf_counter(), _bytes_read()
-    header = npy_header(store) if isinstance(store, MemmapStore) else None
+    mapped = _mapped_place(store)
     return RowCost(
         alone_rows=alone_read,
         alone_microseconds=(between - start) * 1e6 / alone_read,
-        alone_bytes=_mapped_bytes(header, alone, once=False) if header else _each(before, middle, alone_read),
+        alone_bytes=_mapped_bytes(*mapped, alone, once=False) if mapped else _each(before, middle, alone_read),
         window_rows=len(window),
         window_microseconds=(end - between) * 1e6 / len(window),
-        window_bytes=_mapped_bytes(header, window, once=True) if header else _each(middle, after, len(window)),
+        window_bytes=_mapped_bytes(*mapped, window, once=True) if mapped else _each(middle, after, len(window)),
         window_decoded=len(np.unique(window // store.chunk_rows)) * store.chunk_rows / len(window),
     )
 
@@ -79,22 +79,35 @@ def npy_header(store: MemmapStore) -> NpyHeader:
         return parse_header(file.read(MOST_HEADER_BYTES), store.dtype, store.name)
 
 
-def _mapped_bytes(header: NpyHeader, rows: NDArray[np.int64], *, once: bool) -> float:
+def _mapped_place(store: Store) -> tuple[int, int, int, int] | None:
+    """How rows lie in mapped memory: parts of a row that lie apart, bytes of each, where they start, bytes of the whole.
+
+    None for rows that are read otherwise. Chunks of a zarr count as if they followed one another.
+    """
+    if isinstance(store, ZarrStore):
+        return (1, store.row_nbytes, 0, store.nbytes) if store.chunk_rows == 1 and store.block_rows > 1 else None
+    if not isinstance(store, MemmapStore):
+        return None
+    header = npy_header(store)
+    items = math.prod(header.shape[1:])
+    parts, nbytes = (items, header.stored.itemsize) if header.fortran else (1, items * header.stored.itemsize)
+    return parts, nbytes, header.offset, header.offset + header.nbytes
+
+
+def _mapped_bytes(parts: int, nbytes: int, offset: int, total: int, rows: NDArray[np.int64], *, once: bool) -> float:
     """Bytes a row that a mapped file brings in: whole pages; with ``once``, a page that sorted rows share counts once.
 
     Reads of a map are no system calls that could be counted. In Fortran order every element of a row lies in a part
     of the file of its own.
     """
-    items = math.prod(header.shape[1:])
-    parts, nbytes = (items, header.stored.itemsize) if header.fortran else (1, items * header.stored.itemsize)
     if not nbytes or not parts:
         return 0.0
-    starts = rows * nbytes + header.offset
+    starts = rows * nbytes + offset
     first, last = starts // mmap.PAGESIZE, (starts + nbytes - 1) // mmap.PAGESIZE
     pages = int((last - first + 1).sum())
     if once:
         pages -= int(np.count_nonzero(first[1:] <= last[:-1]))
-    all_pages = -(-(header.offset + header.nbytes) // mmap.PAGESIZE)
+    all_pages = -(-total // mmap.PAGESIZE)
     most = all_pages if once else all_pages * len(rows)
     return min(pages * parts, most) * mmap.PAGESIZE / len(rows)
 

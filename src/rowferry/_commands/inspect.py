@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from rowferry.pipeline._planner import WINDOW_ROWS
 from rowferry.stores import MemmapStore, Store, ZarrStore
+from rowferry.stores._rows import rows_read_for_a_row
 
 from ._output import JsonOption, count, print_facts, print_json, refusals, size
 from ._sample import RowCost, npy_header, row_cost
 from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, open_named
 
+WINDOW_BYTES = 1 << 30  # of a slot: the default staging is 2 GiB for two
 _LAYOUT = ("order", "zarr_format", "dimension_names", "units", "scale_factor", "add_offset", "chunks", "shards", "compressor")
 
 
@@ -39,7 +42,16 @@ def describe(store: Store) -> dict[str, Any]:
         "bytes": store.nbytes,
         **{name: layout.get(name) for name in _LAYOUT},
         "rows_decoded_per_row_used": store.chunk_rows,
+        "rows_read_per_row_used": {
+            "shuffle=True": rows_read_for_a_row(len(store), store.chunk_rows, _window(store)),
+            "shuffle='chunks'": 1.0,
+        },
     }
+
+
+def _window(store: Store) -> int:
+    """Rows of a window of a pipeline with default settings, where memory is not short."""
+    return min(WINDOW_BYTES // max(store.row_nbytes, 1), WINDOW_ROWS)
 
 
 def _lines(facts: dict[str, Any], cost: RowCost | None) -> list[tuple[str, str]]:
@@ -53,6 +65,8 @@ def _lines(facts: dict[str, Any], cost: RowCost | None) -> list[tuple[str, str]]
     ]
     lines += [(name.replace("_", " "), _value(facts[name])) for name in _LAYOUT if facts[name] is not None]
     lines.append(("rows decoded for a row used", f"{count(facts['rows_decoded_per_row_used'])} when read alone"))
+    plain, chunked = facts["rows_read_per_row_used"].values()
+    lines.append(("rows read for a row used", f"{plain:,.1f} with shuffle=True, {chunked:,.1f} with shuffle='chunks'"))
     if cost is None:
         return [*lines, ("a random row", "there is none")]
     lines.append(("a random row, read alone", _cost(cost.alone_microseconds, cost.alone_bytes, cost.alone_rows)))

@@ -1,0 +1,235 @@
+"""The files of an uncompressed zarr array, mapped while they are in use and for as long as there is room.
+
+Guarantees:
+- A file is opened once while it is held or cached, its shard index read and checked once; both are bounded.
+- A file that is held stays mapped. One that was replaced is opened anew by the next ``hold`` after ``invalidate``.
+- That a file does not exist is never remembered.
+
+Assumes:
+- Somebody calls ``invalidate`` when files were replaced.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import struct
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._pages import Arena, whole_pages
+from ._zarr_layout import RawLayout, chunk_places
+
+MOST_FILES = 8192  # mapped at a time; Linux lets a process have 65,530 mappings, and a file may take two
+MOST_INDEX_BYTES = 64 << 20  # shard indices held
+MOST_ADDRESSES = 1 << 44  # of 2**47
+RESIDENT_BYTES = 128 << 20  # about what of mapped files counts as this process's memory
+
+
+class Unmappable(Exception):
+    """The rows can be read, but not from a mapping: a member that is compressed, a shard with gaps."""
+
+
+class Medium(Protocol):
+    """Where files come from. ``place`` and ``clear`` are called by one thread at a time."""
+
+    memory: NDArray[np.uint8]
+    capacity: int
+
+    def place(self, slot: int, key: str) -> tuple[int, int] | None:
+        """Bring a file into ``memory``: where it starts and its bytes; None when there is none."""
+
+    def clear(self, slot: int) -> None:
+        """The file of this slot is not used any more."""
+
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """These byte ranges of ``memory`` will be read."""
+
+
+@final
+class Folder:
+    """Chunk files under a directory."""
+
+    def __init__(self, root: Path, nbytes: int, unit: int, most: int) -> None:
+        """For files of at most ``nbytes`` bytes; they start at whole multiples of ``unit`` where addresses last."""
+        self._root = root
+        stride = whole_pages(nbytes, unit)
+        if stride * min(most, 64) > MOST_ADDRESSES:
+            stride = whole_pages(nbytes)
+        self.capacity = max(min(most, MOST_FILES, MOST_ADDRESSES // stride), 1)
+        self._arena = Arena(self.capacity, stride)
+        self.memory = self._arena.memory
+        self._touched = 0
+
+    def place(self, slot: int, key: str) -> tuple[int, int] | None:
+        try:
+            fd = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            nbytes = os.fstat(fd).st_size
+            if nbytes > self._arena.stride:
+                raise Unmappable(f"{self._root / key} has {nbytes:,} bytes, more than its chunks need")
+            if nbytes:
+                self._arena.place(slot, fd, nbytes)
+        finally:
+            os.close(fd)
+        return slot * self._arena.stride, nbytes
+
+    def clear(self, slot: int) -> None:
+        self._arena.clear(slot)
+
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        self._touched += int((stops - starts).sum())
+        if self._touched > RESIDENT_BYTES:  # several threads may count wrongly, which does no harm
+            self._touched = 0
+            self._arena.forget()
+        self._arena.will_need(starts, stops)
+
+
+@final
+class Zip:
+    """Stored members of a zip file, which is mapped whole."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.capacity = max(min(most, MOST_FILES), 1)
+        with open(path, "rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            with zipfile.ZipFile(file) as archive:
+                self._members = {each.filename: each for each in archive.infolist()}
+        self._map.madvise(mmap.MADV_RANDOM)
+        self.memory = np.frombuffer(self._map, np.uint8)
+
+    def place(self, slot: int, key: str) -> tuple[int, int] | None:
+        member = self._members.get(key)
+        if member is None:
+            return None
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise Unmappable(f"member {key!r} is compressed")
+        at = member.header_offset + 26  # two lengths end the fixed part of a member's own header
+        name, extra = struct.unpack_from("<HH", self._map, at)
+        return at + 4 + name + extra, member.file_size
+
+    def clear(self, slot: int) -> None:
+        """Nothing to do: the archive stays mapped."""
+
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """Nothing: pages come as they are touched."""
+
+
+@final
+class ChunkFiles:
+    """Slots for the files of one array.
+
+    Attributes:
+        memory: what places count in.
+        places: ``(slots + 1, chunks in a file)``: where a chunk starts, -1 if it is not there. The last slot, which -1
+            picks too, has none of them. Rows of slots that are held do not change.
+        most: files that one ``hold`` may ask for.
+    """
+
+    def __init__(self, medium: Medium, layout: RawLayout, key_of: Callable[[int], str], name: str) -> None:
+        self._medium = medium
+        self._layout = layout
+        self._key_of = key_of
+        self._name = name
+        chunks = layout.index.chunks if layout.index is not None else 1
+        self.capacity = max(min(medium.capacity, MOST_INDEX_BYTES // (8 * chunks)), 1)
+        self.most = max(self.capacity // 4, 1)
+        self.memory = medium.memory
+        self.places = np.full((self.capacity + 1, chunks), -1, np.int64)
+        self._changed = threading.Condition()  # guards all below; notified when a hold ends
+        self._slots: dict[int, int] = {}
+        self._files = np.full(self.capacity, -1, np.int64)  # by slot; -1: free, or replaced and held by somebody still
+        self._holds = np.zeros(self.capacity, np.int64)
+        self._used = np.zeros(self.capacity, np.int64)  # when, to find what was not used for longest
+        self._time = 0
+
+    @contextmanager
+    def hold(self, files: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The slots of distinct ``files`` (at most ``most``), -1 for one that does not exist. They stay until the end.
+
+        Raises:
+            OSError: a file cannot be read, is broken or cut off. Unmappable: see there.
+        """
+        with self._changed:
+            slots = self._take(files.tolist())
+            held = slots[slots >= 0]
+        try:
+            yield slots
+        finally:
+            with self._changed:
+                self._holds[held] -= 1
+                self._changed.notify_all()
+
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """These byte ranges of ``memory`` are about to be read."""
+        self._medium.will_need(starts, stops)
+
+    def invalidate(self, files: Iterable[int] | None = None) -> None:
+        """These files, or all, may have been replaced."""
+        with self._changed:
+            for file in list(self._slots) if files is None else files:
+                slot = self._slots.pop(file, None)
+                if slot is not None:
+                    self._files[slot] = -1
+                    self._used[slot] = -1  # taken before any other
+
+    def _take(self, files: list[int]) -> NDArray[np.int64]:
+        self._time += 1
+        slots = np.array([self._slots.get(file, -1) for file in files], np.int64)
+        missing = np.flatnonzero(slots < 0)
+        known = slots[slots >= 0]
+        self._holds[known] += 1
+        taken: list[int] = []
+        try:
+            if missing.size:
+                self._changed.wait_for(lambda: np.count_nonzero(self._holds == 0) >= missing.size)
+                free = np.flatnonzero(self._holds == 0)
+                free = free[np.argsort(self._used[free], kind="stable")]
+                for place, slot in zip(missing.tolist(), free.tolist(), strict=False):
+                    if self._open(files[place], slot):
+                        slots[place] = slot
+                        self._holds[slot] += 1
+                        taken.append(slot)
+        except BaseException:
+            self._holds[known] -= 1
+            self._holds[taken] -= 1
+            raise
+        self._used[slots[slots >= 0]] = self._time
+        return slots
+
+    def _open(self, file: int, slot: int) -> bool:
+        self._slots.pop(int(self._files[slot]), None)
+        self._files[slot] = -1
+        self._medium.clear(slot)
+        self.places[slot] = -1
+        key = self._key_of(file)
+        found = self._medium.place(slot, key)
+        if found is None:
+            return False
+        self.places[slot] = self._chunks(*found, f"chunk {key!r} of {self._name}")
+        self._files[slot], self._slots[file] = file, slot
+        return True
+
+    def _chunks(self, start: int, nbytes: int, name: str) -> NDArray[np.int64]:
+        index, chunk_nbytes = self._layout.index, self._layout.chunk_nbytes
+        needed = chunk_nbytes if index is None else index.nbytes
+        if nbytes < needed or (index is None and nbytes != needed):
+            raise OSError(errno.EIO, f"{name} has {nbytes:,} bytes and needs {needed:,}; it was cut off or not copied whole")
+        if index is None:
+            return np.array([start])
+        at = start if index.at_start else start + nbytes - needed
+        try:
+            inside = chunk_places(index, self.memory[at : at + needed], nbytes, chunk_nbytes, name)
+        except ValueError as error:
+            raise OSError(errno.EIO, str(error)) from error
+        return np.where(inside < 0, -1, inside + start)

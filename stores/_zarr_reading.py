@@ -1,0 +1,100 @@
+"""How the rows of a zarr array are read: by byte ranges where nothing is compressed, else decoded; and anew when it changed."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.storage import LocalStore, ZipStore
+
+from ._select import Selection
+from ._zarr_decoded import DecodedReader, Decoder
+from ._zarr_files import Folder, Medium, Unmappable, Zip
+from ._zarr_layout import RawLayout, raw_layout
+from ._zarr_ranges import RangeReader
+from ._zarr_touched import outer_chunk
+
+_log = logging.getLogger("rowferry")
+
+
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """How a store wants its rows: the part of each, and as ``ZarrStore`` explains them."""
+
+    selection: Selection
+    cache_bytes: int
+    decoder: Decoder
+    strict: bool
+    name: str
+
+
+@final
+class Reading:
+    """Reads rows of one array; made anew when the array is resized. Any thread, several at once.
+
+    Attributes:
+        by_ranges: rows are read without decoding chunks.
+    """
+
+    def __init__(self, array: zarr.Array[Any], wanted: Wanted) -> None:
+        self._array, self._wanted = array, wanted
+        self._reader: RangeReader | DecodedReader
+        ranges = self._ranges() if math.prod(array.shape) else None
+        self.by_ranges = ranges is not None
+        self._reader = ranges if ranges is not None else self._decoded()
+
+    def gather(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
+        """See ``RangeReader.gather``."""
+        try:
+            self._reader.gather(rows, target)
+        except Unmappable as error:
+            _log.info("%s is read chunk by chunk: %s", self._wanted.name, error)
+            self._reader, self.by_ranges = self._decoded(), False
+            self._reader.gather(rows, target)
+
+    def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
+        """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
+        self._reader.invalidate(places)
+
+    def _ranges(self) -> RangeReader | None:
+        layout = raw_layout(self._array)
+        if layout is None:
+            return None
+        medium = _medium(self._array, layout)
+        if medium is None:
+            return None
+        wanted = self._wanted
+        return RangeReader(self._array, layout, medium, wanted.selection, strict=wanted.strict, name=wanted.name)
+
+    def _decoded(self) -> DecodedReader:
+        array, wanted = self._array, self._wanted
+        directory = Path(array.store.root) / array.path if isinstance(array.store, LocalStore) else None
+        return DecodedReader(
+            array,
+            directory,
+            wanted.selection,
+            cache_bytes=wanted.cache_bytes,
+            decoder=wanted.decoder,
+            strict=wanted.strict,
+            name=wanted.name,
+        )
+
+
+def _medium(array: zarr.Array[Any], layout: RawLayout) -> Medium | None:
+    """Where the files are, if they can be mapped."""
+    store: Any = array.store
+    most = -(-array.shape[0] // outer_chunk(array)[0]) * math.prod(layout.file_grid)
+    if isinstance(store, ZipStore):
+        return Zip(Path(store.path), most)
+    if not isinstance(store, LocalStore):
+        return None
+    nbytes = layout.chunk_nbytes if layout.index is None else layout.index.chunks * layout.chunk_nbytes + layout.index.nbytes
+    row_nbytes = math.prod(layout.shape[1:]) * layout.stored.itemsize if layout.plain else 1
+    return Folder(Path(store.root), nbytes, row_nbytes, most)

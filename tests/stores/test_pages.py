@@ -1,0 +1,66 @@
+"""Files mapped side by side: bytes are where they should be, and pages are asked for as runs without overlap."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rowferry.stores._pages import PAGE, Arena, page_runs, whole_pages
+
+
+@given(st.lists(st.tuples(st.integers(0, 40 * PAGE), st.integers(1, 3 * PAGE)), max_size=30))
+def test_runs_hold_every_page_of_the_ranges_once_and_no_other(ranges: list[tuple[int, int]]) -> None:
+    starts = np.array([start for start, _ in ranges], np.int64)
+    stops = starts + np.array([size for _, size in ranges], np.int64)
+    first, pages = page_runs(starts, stops)
+    found = [page for start, count in zip(first.tolist(), pages.tolist(), strict=True) for page in range(start, start + count)]
+    assert found == sorted({page for a, b in zip(starts, stops, strict=True) for page in range(a // PAGE, (b - 1) // PAGE + 1)})
+    assert bool(np.all(first[1:] > first[:-1] + pages[:-1]))
+
+
+def test_runs_with_small_gaps_become_one() -> None:
+    starts = np.array([0, 3, 9, 9]) * PAGE
+    assert [each.tolist() for each in page_runs(starts, starts + PAGE, 2)] == [[0, 9], [4, 1]]
+    assert [each.tolist() for each in page_runs(starts, starts + PAGE, 5)] == [[0], [10]]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_files_are_read_where_they_were_placed(tmp_path: Path, refused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if refused:
+        monkeypatch.setattr("rowferry.stores._pages._PROCESS_MADVISE", 10_000)  # a system that has no such call
+    arena = Arena(100, 4 * PAGE)
+    content = [os.urandom(3 * PAGE + number) for number in range(100)]
+    for slot, data in enumerate(content):
+        (tmp_path / str(slot)).write_bytes(data)
+        fd = os.open(tmp_path / str(slot), os.O_RDONLY)
+        arena.place(slot, fd, len(data))
+        os.close(fd)
+    starts = np.arange(100) * arena.stride + 5
+    for _ in range(2):
+        arena.will_need(starts[::-1], starts[::-1] + 2 * PAGE)
+        assert all(
+            arena.memory[s : s + 2 * PAGE].tobytes() == data[5 : 2 * PAGE + 5] for s, data in zip(starts, content, strict=True)
+        )
+        arena.forget()
+    arena.clear(7)
+    fd = os.open(tmp_path / "8", os.O_RDONLY)
+    arena.place(7, fd, len(content[8]))
+    os.close(fd)
+    assert arena.memory[7 * arena.stride : 7 * arena.stride + len(content[8])].tobytes() == content[8]
+
+
+def test_an_arena_larger_than_the_address_space_is_an_error() -> None:
+    with pytest.raises(OSError, match="address space"):
+        Arena(1 << 20, 1 << 40)
+
+
+def test_strides_are_whole_pages_and_whole_units() -> None:
+    assert whole_pages(1) == PAGE
+    assert whole_pages(PAGE + 1, 3 * PAGE // 2) == 3 * PAGE
+    with pytest.raises(ValueError, match="whole pages"):
+        Arena(2, PAGE + 1)
