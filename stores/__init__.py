@@ -8,6 +8,7 @@ from ._open import as_store as as_store
 from ._open import create_store as create_store
 from ._open import open_store as open_store
 from ._pinned import PinnedStore as PinnedStore
+from ._remote_store import RemoteStore as RemoteStore
 from ._zarr import ZarrStore as ZarrStore
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "DeviceStore",
     "MemmapStore",
     "PinnedStore",
+    "RemoteStore",
     "Store",
     "ZarrStore",
     "as_store",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,9 @@ from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
 from ._part import PartStore
+from ._remote_store import RemoteStore
 from ._select import refuse_to_write, selection_of
+from ._url import is_url, kind_of_url, parse_url, refuse_to_write_url
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
@@ -32,33 +33,55 @@ def open_store(
     array: str | None = None,
     dtype: torch.dtype | None = None,
     select: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
-    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory.
+    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory. Behind a URL: a
+    ``RemoteStore`` for .npy, a ``ZarrStore`` for .zarr.
 
     Reads the header or metadata only, and changes no byte of the file.
 
     Args:
-        path: a local path.
-        mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
+        path: a local path, or a URL (``s3://``, ``http://``, ``https://``; ``gs://`` and ``az://`` untested), which needs
+            ``rowferry[remote]``.
+        mode: ``"r"``, or ``"r+"`` to write a local file (then it is locked against other writers).
         array: name of an array inside a zarr group.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
         select: a part of each row, with ``mode="r"`` only: an index of one row, as NumPy's basic indexing takes it, of
             ints, slices with positive steps and ``...``. ``np.s_[:, 0:64]`` of rows ``(3, 128)`` makes rows ``(3, 64)``,
             ``0`` makes rows ``(128,)``. Of a .npy it is a view; of a zarr, chunks outside of it are not read.
+        storage_options: of a URL: passed on to obstore; see ``RemoteStore``.
 
     Raises:
+        PermissionError: a URL is to be written. ImportError: without ``rowferry[remote]``, for a URL.
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
         TypeError: elements that cannot be rows. BlockingIOError: open for writing elsewhere.
     """
+    refuse_to_write_url(path, mode)
+    if is_url(path):
+        return _open_url(str(path), array, dtype, select, storage_options)
+    if storage_options:
+        raise ValueError(f"storage_options are of URLs; {os.fspath(path)} is a local path")
     kind = kind_of(path)
     if not os.path.lexists(path):
         raise FileNotFoundError(f"{os.fspath(path)} does not exist; create_store makes a new one")
     if kind == "npy":
-        if array is not None:
-            raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
+        _refuse_array(array, path)
         refuse_to_write(select, mode)
         return _part_of(MemmapStore(path, mode, dtype=dtype), select)
     return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
+
+
+def _open_url(url: str, array: str | None, dtype: torch.dtype | None, select: Any, options: Mapping[str, Any] | None) -> Store:
+    where = parse_url(url)
+    if kind_of_url(where) == "zarr":
+        return ZarrStore(url, array=array, dtype=dtype, select=select, storage_options=options)
+    _refuse_array(array, where.name)
+    return _part_of(RemoteStore(url, dtype=dtype, storage_options=options), select)
+
+
+def _refuse_array(array: str | None, path: str | os.PathLike[str]) -> None:
+    if array is not None:
+        raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
 
 
 def _part_of(store: Store, select: Any) -> Store:
@@ -147,8 +170,7 @@ def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy"
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path is a str or os.PathLike, not a {type(path).__name__}; as_store takes arrays")
     name = str(os.fspath(path))
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
-        raise ValueError(f"{name} is a URL; this version opens local paths only. Copy it to a disk first, or mount it")
+    refuse_to_write_url(path)
     suffix = Path(name).suffix.lower()
     if suffix == ".npy":
         return "npy"
