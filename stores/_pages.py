@@ -139,6 +139,12 @@ def page_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int = 0)
     return first[begins], ends - first[begins] + 1
 
 
+def resident_file_bytes() -> int:
+    """Bytes of mapped files, and of memory shared with others, that count as this process's memory now."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[2]) * PAGE
+
+
 def whole_pages(nbytes: int, unit: int = 1) -> int:
     """The least number of bytes from ``nbytes`` on that is whole pages, and whole ``unit`` bytes."""
     step = math.lcm(PAGE, unit)

@@ -63,9 +63,12 @@ class DecodedReader:
         self._strict = strict
         self._name = name
         self._chunk_nbytes = max(array.chunks[0] * math.prod(selection.lengths) * array.dtype.itemsize, 1)
+        # Of an array that does not fit, tensorstore would keep what is not asked for again, which costs more than it saves.
+        nbytes = math.prod(array.shape[:1] + selection.lengths) * array.dtype.itemsize
+        pool = cache_bytes // 2 if nbytes <= cache_bytes // 2 else 0
         self._tensorstore: TensorStoreRows | None = None
         if directory is not None and decoder != "zarr":
-            self._tensorstore = open_rows(array, directory, selection, cache_bytes // 2, must=decoder == "tensorstore")
+            self._tensorstore = open_rows(array, directory, selection, pool, must=decoder == "tensorstore")
         elif decoder == "tensorstore":
             raise ValueError(f"{name} is not in a directory, so tensorstore is not used for it; leave decoder='auto'")
         self._cache_bytes = cache_bytes if self._tensorstore is None else cache_bytes // 2
@@ -102,7 +105,7 @@ class DecodedReader:
 
     def _is_worth_keeping(self, numbers: NDArray[np.int64]) -> bool:
         """Whether chunks are likely to be asked for again, and to be there still: the request uses a part of them, and
-        the cache has room for them. tensorstore keeps by itself those of which it is a small part."""
+        the cache has room for them. Of a small array tensorstore keeps all by itself."""
         chunk_rows = self._array.chunks[0]
         edges = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1))
         counts = np.diff(edges)

@@ -25,13 +25,14 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ._pages import Arena, whole_pages
+from ._pages import PAGE, Arena, resident_file_bytes, whole_pages
 from ._zarr_layout import RawLayout, chunk_places
 
 MOST_FILES = 8192  # mapped at a time; Linux lets a process have 65,530 mappings, and a file may take two
 MOST_INDEX_BYTES = 64 << 20  # shard indices held
 MOST_ADDRESSES = 1 << 44  # of 2**47
-RESIDENT_BYTES = 128 << 20  # about what of mapped files counts as this process's memory
+RESIDENT_BYTES = 1 << 30  # most of mapped files that counts as this process's memory, or a sixteenth of the machine's
+_FAULT_BYTES = 64 << 10  # what one access maps at most of what is in the page cache
 
 
 class Unmappable(Exception):
@@ -67,7 +68,8 @@ class Folder:
         self.capacity = max(min(most, MOST_FILES, MOST_ADDRESSES // stride), 1)
         self._arena = Arena(self.capacity, stride)
         self.memory = self._arena.memory
-        self._touched = 0
+        self._resident = 0  # bytes of this arena's files that count as this process's memory, at most
+        self._others = resident_file_bytes()  # of other files, when it was last looked at
 
     def place(self, slot: int, key: str) -> tuple[int, int] | None:
         try:
@@ -88,10 +90,15 @@ class Folder:
         self._arena.clear(slot)
 
     def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        self._touched += int((stops - starts).sum())
-        if self._touched > RESIDENT_BYTES:  # several threads may count wrongly, which does no harm
-            self._touched = 0
-            self._arena.forget()
+        # At most so much more than when it was last looked at; several threads may count wrongly, which does no harm.
+        self._resident += starts.size * _FAULT_BYTES + int((stops - starts).sum())
+        most = min(RESIDENT_BYTES, os.sysconf("SC_PHYS_PAGES") * PAGE // 16)
+        if self._resident > most:
+            now = resident_file_bytes()
+            if now - self._others > most:
+                self._arena.forget()
+                self._others = now = resident_file_bytes()
+            self._resident = max(now - self._others, 0)
         self._arena.will_need(starts, stops)
 
 

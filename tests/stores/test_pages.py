@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rowferry.stores._pages import PAGE, Arena, page_runs, whole_pages
+from rowferry.stores import ZarrStore, _zarr_files
+from rowferry.stores._pages import PAGE, Arena, page_runs, resident_file_bytes, whole_pages
 
 
 @given(st.lists(st.tuples(st.integers(0, 40 * PAGE), st.integers(1, 3 * PAGE)), max_size=30))
@@ -64,3 +68,17 @@ def test_strides_are_whole_pages_and_whole_units() -> None:
     assert whole_pages(PAGE + 1, 3 * PAGE // 2) == 3 * PAGE
     with pytest.raises(ValueError, match="whole pages"):
         Arena(2, PAGE + 1)
+
+
+def test_resident_memory_stays_flat_however_much_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_zarr_files, "RESIDENT_BYTES", 8 << 20)
+    data = np.ones((1 << 16, 256), "f4")  # 64 MiB
+    path = tmp_path / "a.zarr"
+    layout: dict[str, Any] = {"chunks": (64, 256), "shards": (1 << 14, 256), "compressors": None}
+    zarr.create_array(path, shape=data.shape, dtype="f4", **layout)[...] = data
+    store = ZarrStore(path)
+    out, before, most = torch.empty(1 << 12, 256), resident_file_bytes(), 0
+    for seed in range(64):  # 256 MiB of rows
+        store.gather(np.random.default_rng(seed).integers(0, len(data), 1 << 12), out=out)
+        most = max(most, resident_file_bytes())
+    assert most - before < 32 << 20
