@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _Answer = TypeVar("_Answer")
 
 CALLS = 16  # under way for one request for rows; others beside it get a share of so many, and at least 2
+TRIES = 4  # where answers are cut off
 _SHOWN = ("region", "endpoint", "bucket")  # options whose values may be shown
 
 
@@ -105,7 +106,7 @@ class RemoteObjects:
         found: list[Head | None] = [None] * len(keys)
 
         async def one(place: int) -> None:
-            found[place] = await self._told(self._part(keys[place], nbytes, at_start), keys[place])
+            found[place] = await self._told(partial(self._part, keys[place], nbytes, at_start), keys[place])
 
         self._run(partial(one, place) for place in range(len(keys)))
         return found
@@ -126,7 +127,7 @@ class RemoteObjects:
 
         async def one(place: int, records: Records, call: Call) -> None:
             key = keys[call.object]
-            ranges = obstore.get_ranges_async(self.store, key, starts=call.starts, ends=call.stops, coalesce=0)
+            ranges = partial(obstore.get_ranges_async, self.store, key, starts=call.starts, ends=call.stops, coalesce=0)
             got = await self._told(ranges, key)
             if got is None:
                 there[place][call.records] = False
@@ -187,14 +188,17 @@ class RemoteObjects:
         data = bytes(await got.bytes_async())
         return Head(data, int(meta["size"]), (meta["e_tag"], meta["last_modified"], meta["size"]))
 
-    async def _told(self, answer: Awaitable[_Answer], key: str) -> _Answer | None:
+    async def _told(self, ask: Callable[[], Awaitable[_Answer]], key: str) -> _Answer | None:
         """The answer; None for an object that does not exist. Errors are ``plain`` ones, and know no other."""
-        try:
-            return await answer
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            failed = self.plain(error, f"{self.name}/{key}")
+        for left in reversed(range(TRIES)):
+            try:
+                return await ask()
+            except FileNotFoundError:
+                return None
+            except Exception as error:
+                if not (left and was_cut(error)):
+                    failed = self.plain(error, f"{self.name}/{key}")
+                    break
         raise failed
 
     def plain(self, error: Exception, name: str) -> Exception:
@@ -223,6 +227,13 @@ class RemoteObjects:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
+
+
+def was_cut(error: Exception) -> bool:
+    """Whether a connection was lost while an answer came in: obstore itself goes on only where the object has a tag."""
+    import obstore.exceptions as kinds
+
+    return isinstance(error, kinds.GenericError) and "body error" in str(error)
 
 
 def run_together(jobs: Iterable[Callable[[], Awaitable[None]]], most: int) -> None:

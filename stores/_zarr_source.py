@@ -12,7 +12,7 @@ from zarr.storage import LocalStore, ObjectStore, ZipStore
 
 from . import _zarr_open
 from ._files import Mode
-from ._remote import RemoteObjects
+from ._remote import TRIES, RemoteObjects, was_cut
 from ._url import is_url, parse_url, refuse_to_write_url
 
 _Result = TypeVar("_Result")
@@ -89,13 +89,16 @@ class Source:
         return self.objects is None and self.directory is None and not isinstance(self.array.store, ZipStore)
 
     def told(self, call: Callable[[], _Result]) -> _Result:
-        """``call()``; errors behind a URL are told without anything secret."""
+        """``call()``, which only reads where it may be made again; errors behind a URL are told without anything secret."""
         if self.objects is None:
             return call()
-        try:
-            return call()
-        except Exception as error:
-            failed = self.objects.plain(error, self.objects.name)
+        for left in reversed(range(TRIES)):
+            try:
+                return call()
+            except Exception as error:
+                if not (left and was_cut(error)):
+                    failed = self.objects.plain(error, self.objects.name)
+                    break
         raise failed  # here, where it does not remember the other
 
     def close(self) -> None:

@@ -39,12 +39,14 @@ class Served(Protocol):
         ranges: the byte range of each GET, as ``(path, first, last)``; -1 where there was none.
         faults: what happens to the next requests, in turn.
         together: GETs wait until so many are under way at once.
+        whole: files come whole, whatever part was asked for.
     """
 
     url: str
     ranges: list[tuple[str, int, int]]
     faults: deque[Fault]
     together: threading.Barrier | None
+    whole: bool
 
     def close(self) -> None: ...
 
@@ -57,6 +59,7 @@ class _Server(http.server.ThreadingHTTPServer):
     ranges: list[tuple[str, int, int]]
     faults: deque[Fault]
     together: threading.Barrier | None
+    whole = False
 
     def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
@@ -128,8 +131,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not path.is_file():
             return 404, {}, b"nothing here"
         data, modified = path.read_bytes(), self.date_time_string(int(path.stat().st_mtime))
-        headers = {"Last-Modified": modified, "ETag": f'"{path.stat().st_mtime_ns}"'}
-        if not ranged or path.suffix == ".whole":
+        headers = {"Last-Modified": modified}
+        if not ranged or self.server.whole:
             return 200, headers, data
         start = first if first >= 0 else max(len(data) - last, 0)
         stop = min(last + 1, len(data)) if first >= 0 and last >= 0 else len(data)
@@ -143,7 +146,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, headers={name: value for name, value in self.headers.items()})
             answer = connection.getresponse()
-            kept = {name: value for name, value in answer.getheaders() if name.lower() in ("etag", "last-modified", "content-range")}
+            kept = {
+                name: value for name, value in answer.getheaders() if name.lower() in ("etag", "last-modified", "content-range")
+            }
             return answer.status, kept, answer.read()
         finally:
             connection.close()
@@ -151,7 +156,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Served]:
-    """Serves ``tmp_path`` over HTTP, by byte ranges where asked. A ``.whole`` file always comes whole."""
+    """Serves ``tmp_path`` over HTTP, by byte ranges where asked."""
     server = _Server(type("Files", (_Handler,), {"files": tmp_path}))
     yield server
     server.close()
