@@ -55,7 +55,7 @@ def is_local(store: Store, device: Device) -> bool:
 
 def bus_memory(store: Store, device: Device) -> Tensor | None:
     """The store's memory where the device's copy engine and kernels reach it over the bus as it is; else None."""
-    if store.memory is None or store.device.type != "cpu":
+    if store.memory is None or store.device.type != "cpu" or store.guarded:
         return None
     return store.memory if (store.pinned if device.is_cuda else device.asynchronous) else None
 
@@ -93,7 +93,7 @@ def mover_name(wanted: str, store: Store, device: Device) -> str:
         if reason := why_not(wanted, store, device):
             raise ValueError(reason)
         return wanted
-    if is_local(store, device):
+    if is_local(store, device) and store.resident():
         return "local"
     return "zero-copy" if can_zero_copy(store, device) else "copy"
 

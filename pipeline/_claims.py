@@ -16,8 +16,8 @@ from rowferry.stores import Store
 class Writer(Protocol):
     """A pipeline, as far as claims care."""
 
-    def flush(self) -> None:
-        """All that was written is in the stores when this returns."""
+    def _land(self) -> None:
+        """All that was written is in the stores when this returns. No commit."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def drain_writer_of(store: Store, reader: Writer) -> None:
     with _LOCK:
         writer = _writer_of(_extent(store))
     if writer is not None and writer is not reader:
-        writer.flush()
+        writer._land()
 
 
 def _writer_of(extent: _Extent) -> Writer | None:

@@ -84,9 +84,13 @@ class LocalConsumer:
             check_values(rows, tables[table].columns[column], len(self._rows[table]), self._device)
         self._enter()
         for (table, column), rows in values.items():
-            memory = tables[table].columns[column].store.memory
-            assert memory is not None
-            as_ints(memory).index_copy_(0, self._rows[table], as_ints(self._cast(rows.detach(), memory.dtype)))
+            store = tables[table].columns[column].store
+            assert store.memory is not None
+            values_there = self._cast(rows.detach(), store.dtype)
+            if store.guarded:
+                store._scatter(self._rows[table].numpy(), values_there.contiguous())
+            else:
+                as_ints(store.memory).index_copy_(0, self._rows[table], as_ints(values_there))
             self._device.keep(rows.detach(), self._stream)
         if self._counters.overflow is not None:
             self._counters.overflow.send(self._stream)

@@ -67,6 +67,10 @@ class Progress:
             raise RuntimeError(
                 "rows were written back after the last flush(); call flush() first, so that state and stores agree"
             )
+        return self.position()
+
+    def position(self) -> dict[str, Any]:
+        """The same, for who knows that all that was written is in the stores."""
         return {
             "version": VERSION,
             "seed": self._seed,

@@ -24,6 +24,7 @@ from rowferry.stores._rows import check_index
 
 from ._table_optimizer import Binding, OptimizerLike
 from ._table_padding import as_ids, spread_over
+from ._table_resume import committed_table
 from ._table_rounding import round_stochastically, rounds
 from ._table_state import check_state, make_state, open_writable
 from .loader import Pipeline
@@ -77,6 +78,7 @@ class Core:
         device: DeviceLike,
         rounding: Rounding,
         seed: int,
+        resume: bool = False,
     ) -> None:
         refuse_several_ranks()
         check_state(state)
@@ -94,8 +96,10 @@ class Core:
         self.rounding, self.seed, self.served = rounding, seed, 0
         self.columns: dict[str, Store] | None = None
         self.saved_scalars: dict[str, float] | None = None
-        self._state = state
+        self._state, self._resume = state, resume
         self._pipe: weakref.ref[Pipeline] | None = None
+        if resume:
+            self.saved_scalars, self.served = committed_table(self.weights, state)
         try:  # after all other checks: it joins a group
             self.binding = Binding(optimizer, optimizer_args, self.weights.row_shape, self.weight_dtype)
         except BaseException:
@@ -138,7 +142,7 @@ class Core:
         self.end_pipeline()
         specs = self.binding.schema()
         if self.columns is None:
-            self.columns = make_state(self._state, self.weights, specs.columns)
+            self.columns = make_state(self._state, self.weights, specs.columns, fill=not self._resume)
         fit = {name: (store.row_shape, store.dtype) for name, store in self.columns.items()}
         wanted = {name: (spec.row_shape, spec.dtype) for name, spec in specs.columns.items()}
         unlike = self.saved_scalars is not None and set(self.saved_scalars) != set(specs.scalars)
@@ -191,6 +195,12 @@ class Core:
             if store.writable:
                 store.flush(sync)
 
+    def land(self) -> None:
+        """All that was written can be read from the stores. No commit."""
+        pipe = self._pipe() if self._pipe is not None else None
+        if pipe is not None and not pipe._closed:
+            pipe._land()
+
     # ---- values -------------------------------------------------------------------------------------------
 
     def rounded(self, weight: Tensor, rows: Tensor, batch: int) -> Tensor:
@@ -209,7 +219,7 @@ class Core:
                 kept = ids != self.padding
                 ids = ids[kept]
         rows, shape = check_index(ids, len(self.weights), self.weights.name, negative=False)
-        self.flush(False)
+        self.land()
         found = self.weights.read(rows, target).view(*shape, *self.weights.row_shape)
         if kept is not None:
             found = spread_over(kept.to(target), found, 0)

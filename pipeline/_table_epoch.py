@@ -18,6 +18,7 @@ from ._stats import Stats
 from ._table_batch import LookupBatch, Put, TableBatch, TablesBatch, grown, rounded_up
 from ._table_core import Core
 from ._table_padding import Ids, PaddedItem, Wrapped, spread_over, wrapped_index
+from ._table_resume import committed_tables
 from .loader import Pipeline
 
 ONLY = ""  # the name of a table that has no others beside it
@@ -83,6 +84,7 @@ class TableBatches:
         if train:
             for core in cores.values():
                 core.writes_through(self._pipe)
+            self._pipe._commits.more_state = lambda: committed_tables(cores.values())
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch; a live one ends first, after its writes have landed."""
@@ -122,6 +124,8 @@ class TableBatches:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._pipe._commits.abandon()
         self.close()
 
     def __repr__(self) -> str:

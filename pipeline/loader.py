@@ -17,6 +17,7 @@ from rowferry.stores._device_contract import Device
 
 from . import _assembly, _candidates, _chunk_shuffle, _claims
 from ._account import Account
+from ._commits import Commits
 from ._counters import Counters
 from ._engine import Host, Inline, Threads
 from ._epoch import Epoch, first_here, refuse_capture, refuse_fork
@@ -120,6 +121,7 @@ class Pipeline:
         self._live: weakref.ref[Epoch] | None = None
         self._progress = Progress(seed)
         self._claim = _claims.claim(self, self._source.stores) if writable else None
+        self._commits = Commits(self._source.stores, self._progress, writable=writable)
         logger.info("%s", self)
 
     def _make_host(self) -> Host:
@@ -238,20 +240,24 @@ class Pipeline:
     def flush(self, sync: bool = False) -> None:
         """Return when every row written back so far is in its store, and the stores are flushed.
 
+        Stores with ``durability="atomic"`` commit together, with ``state_dict()``, their ``committed_state`` from then on.
+
         Args:
             sync: survive a crash of the machine, as far as the file system promises (see ``Store.flush``).
 
         Raises:
             What a store failed with; the rows are kept and the next call tries again.
         """
+        self._land()
+        self._commits.flush(sync)
+
+    def _land(self) -> None:
+        """As ``flush``, for who wants to read behind what was written: no commit, no checkpoint."""
         self._require_usable()
         live = self._live() if self._live is not None else None
         if live is not None:
             live.flush()
-        for store in self._source.stores:
-            if store.writable:
-                store.flush(sync)
-        self._progress.flushed()
+        self._commits.land()
 
     def close(self, timeout: float | None = None) -> None:
         """End the live epoch, draining what was written (at most ``timeout`` seconds), and give up memory. Idempotent."""
@@ -261,6 +267,7 @@ class Pipeline:
         self._closed = True
         try:
             self._end_live(timeout)
+            self._commits.close()
         finally:
             self.stats()  # which remembers how rows crossed
             self._account.close()
@@ -272,6 +279,8 @@ class Pipeline:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self._commits.abandon()
         self.close()
 
     def __repr__(self) -> str:

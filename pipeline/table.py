@@ -41,6 +41,8 @@ class RowTable:
         rounding: how weights are rounded to a half-precision store: "nearest", or "stochastic", by dice that depend on
             (seed, batch, row, element) alone. State is never rounded.
         seed: of stochastic rounding.
+        resume: weights and state are what the last ``flush`` committed together, in stores with ``durability="atomic"``: go on
+            from there, counters and all. ``state`` is then a dict of stores, and nothing is overwritten.
 
     Raises:
         TypeError, ValueError: arguments that cannot be. RuntimeError: in a run of several ranks.
@@ -60,6 +62,7 @@ class RowTable:
         *,
         rounding: Rounding = "nearest",
         seed: int = 0,
+        resume: bool = False,
     ) -> None:
         self._core = Core(
             weights,
@@ -71,6 +74,7 @@ class RowTable:
             device=device,
             rounding=rounding,
             seed=seed,
+            resume=resume,
         )
 
     @property

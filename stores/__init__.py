@@ -9,6 +9,7 @@ from ._open import create_store as create_store
 from ._open import open_store as open_store
 from ._pinned import PinnedStore as PinnedStore
 from ._remote_store import RemoteStore as RemoteStore
+from ._safetensors import SafetensorsStore as SafetensorsStore
 from ._zarr import ZarrStore as ZarrStore
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "MemmapStore",
     "PinnedStore",
     "RemoteStore",
+    "SafetensorsStore",
     "Store",
     "ZarrStore",
     "as_store",

@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ._rows import as_slice
-
-_WIDEST_RECORD = 1 << 20  # wider rows are copied as fast in two dimensions, and no NumPy limits those to 2 GiB
+from ._records import as_records, as_slice, scatter_records
 
 
 def gather_rows(memory: torch.Tensor, rows: NDArray[np.int64], out: torch.Tensor) -> None:
@@ -49,19 +47,13 @@ def scatter_rows(memory: torch.Tensor, rows: NDArray[np.int64], values: torch.Te
     """
     if not values.nbytes:
         return
-    target, source = _records(memory), _records(values)
-    span = as_slice(rows)
-    if span is not None:
-        np.copyto(target[span], source)
-    else:
-        target[rows] = source
+    scatter_records(_records(memory), rows, _records(values))
 
 
 def _records(tensor: torch.Tensor) -> NDArray[Any]:
     """The same memory with one opaque element a row, which NumPy copies whole; it holds at least one byte."""
     flat = tensor.detach().view(-1).view(torch.uint8).numpy()
-    row_nbytes = flat.size // len(tensor)
-    return flat.view(f"V{row_nbytes}") if row_nbytes <= _WIDEST_RECORD else flat.reshape(-1, row_nbytes)
+    return as_records(flat, flat.size // len(tensor))
 
 
 _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -29,27 +29,19 @@ from ._casts import cast, castable
 from ._in_flight import UsedByKernels
 from ._rows import check_index, last_of_each, pieces
 from ._views import to_tensor
-
-if TYPE_CHECKING:  # the contract imports no backend
-    from ._page_cache import PageCache
+from ._whereabouts import Whereabouts
 
 PIECE_BYTES = 64 << 20  # init_, copy_from and save hold at most this much in memory at a time
 
 
-class Store(UsedByKernels, ABC):
-    """Rows of one shape and dtype. See the module's guarantees.
+class Store(Whereabouts, UsedByKernels, ABC):
+    """Rows of one shape and dtype. See the module's guarantees, and ``Whereabouts`` for where they lie.
 
     Attributes:
         name: what errors and logs call it (a path, or a description).
         shape: ``(rows, *row_shape)``.
         dtype: a torch dtype; rows are torch tensors of it.
         writable: whether ``scatter`` is allowed.
-        device: where ``memory`` lives; the CPU for everything that is read through the host.
-        memory: all rows as one C-contiguous tensor without a copy, or None when rows must be fetched (a file
-            in another byte order, chunks, a URL). Writing to it writes the store.
-        pinned: ``memory`` is page-locked, so a GPU kernel may read it (and write it, when writable) over the bus.
-        owns_memory: the memory was made by the store, so that ``scatter`` may leave it to a kernel and return.
-        page_cache: the file that ``memory`` maps read-only, where a GPU may read its pages once they are locked; else None.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
         block_rows: rows of a chunk of the file, which ``shuffle="chunks"`` keeps together; 1 where it has none.
@@ -60,11 +52,6 @@ class Store(UsedByKernels, ABC):
     shape: tuple[int, ...]
     dtype: torch.dtype
     writable: bool
-    device: torch.device = torch.device("cpu")
-    memory: torch.Tensor | None = None
-    pinned: bool = False
-    owns_memory: bool = False
-    page_cache: PageCache | None = None
     chunk_rows: int = 1
     block_rows: int = 1
 
@@ -93,6 +80,10 @@ class Store(UsedByKernels, ABC):
     @abstractmethod
     def _flush(self, sync: bool) -> None:
         """See ``flush``."""
+
+    def _flush_to_close(self) -> None:
+        """What ``close`` flushes: all, but where only a pipeline's flush counts."""
+        self._flush(False)
 
     @abstractmethod
     def _close(self) -> None:
@@ -209,7 +200,7 @@ class Store(UsedByKernels, ABC):
             return
         self._settle()
         if self.writable:
-            self._flush(False)
+            self._flush_to_close()
         self.__dict__["_closed"] = True
         self._close()
 

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import errno
-import logging
 import mmap
 import os
 import stat
 import weakref
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._commit_state import decode_state
 from ._contract import Store
+from ._file_reads import Cache, check_cache
+from ._file_writes import Durability, check_durability
 from ._files import Mode, lock_writer, reserve, unlock_writer
-from ._npy import MOST_HEADER_BYTES, NpyHeader, header_bytes, parse_header
+from ._mapped_rows import MappedRows
+from ._npy import MOST_HEADER_BYTES, header_bytes, parse_header
 from ._page_cache import PageCache
-from ._rows import as_slice
-from ._views import HostRows
+from ._recovery import recover
 
-_log = logging.getLogger("rowferry")
-_MAP_NORESERVE = 0x4000  # of mman.h on Linux; Python 3.11 does not name it
-_LONG = 64 << 10  # bytes; a row or a run of rows of that length gains from the kernel's read-ahead, short ones drown in it
+_ALIGNED = 1 << 20  # bytes of rows from which on a new file's rows begin at a page
 
 
 @final
@@ -35,8 +34,12 @@ class MemmapStore(Store):
     Opening changes no byte of the file. ``memory`` is None for Fortran order and foreign byte order: rows are then
     copied a request at a time, in native byte order, and written in the file's own.
 
+    Rows in C order are read from the file, hundreds of requests in flight, until all of the file is in memory; then they
+    are copied from the mapping. The process's resident size does not grow with the file. In Fortran order a row lies in
+    as many places as it has elements: rows are always copied from the mapping, which the disk fills page by page.
+
     ``"r"``: the file cannot be changed through the store. Its ``memory`` is copy-on-write: writing to it is neither
-    seen in the file nor a crash, only wrong, since the store reads it back (where the system has no room for such a
+    seen in the file nor a crash, only wrong, since the store may read it back (where the system has no room for such a
     mapping it is a read-only one, writing to which crashes; that is logged). ``"r+"``: one store at a time, in any
     process, has the file (``BlockingIOError`` names the process), until ``close`` or its death; the disk space of a
     sparse file is reserved (``OSError`` when there is too little), so that no later write can fail for it.
@@ -44,7 +47,12 @@ class MemmapStore(Store):
     A file opened with ``"r"`` that is mostly in the page cache, and fits there, can be page-locked without a copy; see
     ``page_cache``. Views of it keep it locked; the store itself never locks it.
 
-    ``flush()`` has nothing to do, for a mapped file survives its process; ``flush(sync=True)`` is fsync.
+    What a crash leaves is ``durability``. "flush": after a kill of the process each row is old or new, and never half of both
+    (in C order; rows pass through a small file beside, ``x.npy.redo``); ``flush()`` has nothing to do, for a mapped file
+    survives its process, and ``flush(sync=True)`` is fsync. "atomic": after a kill of the process or the machine, rows are as
+    of the last ``flush()`` that returned: the old value of each row is durable, in ``x.npy.undo``, before it is overwritten,
+    and is put back by the next opening, by whichever process. Every ``flush`` is a commit and durable, and ``close`` is one.
+    In a writable pipeline the stores commit together, with its state; see ``Pipeline.flush`` and ``committed_state``.
 
     Attributes:
         header: what the file's first bytes say; see ``NpyHeader``.
@@ -54,15 +62,31 @@ class MemmapStore(Store):
         mode: ``"r"``, or ``"r+"`` to write.
         dtype: for elements that NumPy has no type for: what raw bytes or integers of its size are, such as
             ``torch.bfloat16``. No cast.
+        cache: what becomes of the page cache behind rows that came from the disk. "keep" leaves their pages there, for
+            the next epoch and other processes; "drop" gives them up again, so that a set far larger than memory does
+            not drive out what others need, and never maps the file whole.
+        durability: "flush" or "atomic"; with ``"r+"`` only. "atomic" needs C order, and writes each row about twice.
 
     Raises:
         FileNotFoundError, PermissionError: as ``open`` does. TypeError: elements that no torch dtype has (objects,
             structures, strings, long doubles). ValueError: no .npy file, rank 0, or shorter than its header says.
     """
 
-    def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        mode: Mode = "r",
+        *,
+        dtype: torch.dtype | None = None,
+        cache: Cache = "keep",
+        durability: Durability = "flush",
+    ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
+        check_cache(cache)
+        check_durability(durability)
+        if durability == "atomic" and mode == "r":
+            raise ValueError("durability='atomic' is of files that are written; open with mode='r+', or leave it out")
         file = Path(path)
         self.name = str(path)
         self.writable = mode == "r+"
@@ -70,16 +94,18 @@ class MemmapStore(Store):
             raise ValueError(f"{path} is not a file")
         self._fd = os.open(file, (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_CLOEXEC)
         # Also for a store that is dropped without close(): it must not stay locked for this process's life.
-        self._release = weakref.finalize(self, _release, self._fd, os.getpid() if self.writable else None)
+        self._opened: list[MappedRows] = []  # what is to be closed before the file; the finalizer's
+        self._release = weakref.finalize(self, _release, self._fd, os.getpid() if self.writable else None, self._opened)
         try:
-            self._open(file, dtype)
+            self._open(file, dtype, cache, durability)
         except BaseException:
             self._release()
             raise
 
-    def _open(self, file: Path, dtype: torch.dtype | None) -> None:
+    def _open(self, file: Path, dtype: torch.dtype | None, cache: Cache, durability: Durability) -> None:
         if self.writable:
             lock_writer(self._fd, file)
+        recover(file, self._fd if self.writable else None)
         header = parse_header(os.pread(self._fd, MOST_HEADER_BYTES, 0), dtype, self.name)
         self.shape, self.dtype = header.shape, header.dtype
         self.header = header
@@ -92,70 +118,61 @@ class MemmapStore(Store):
                 f"(shape {header.shape} of {header.stored}); it was not written to the end, or not copied whole"
             )
         if self.writable:
+            if durability == "atomic" and header.fortran:
+                raise ValueError(f"{self.name} is in Fortran order, its rows in pieces; durability='atomic' needs C order")
             reserve(self._fd, needed, file)
-        self._rows: HostRows | None = HostRows(self._array(header), header.dtype)
-        self.memory = self._rows.memory
+        self._rows: MappedRows | None = MappedRows(
+            self._fd,
+            header.shape,
+            header.dtype,
+            header.stored,
+            offset=header.offset,
+            fortran=header.fortran,
+            writable=file if self.writable else None,
+            durability=durability,
+            cache=cache,
+            name=self.name,
+        )
+        self._opened.append(self._rows)
+        self.memory, self.durable = self._rows.memory, self._rows.durable
+        self.guarded = self.writable
         if self.memory is not None and header.nbytes and not self.writable:
             self.page_cache = PageCache(self._fd, header, self.name)
-
-    def _array(self, header: NpyHeader) -> NDArray[Any]:
-        order: Literal["C", "F"] = "F" if header.fortran else "C"
-        if not header.nbytes:
-            return np.empty(header.shape, header.stored, order)
-        mapped = self._map(header.offset + header.nbytes)
-        if order == "C" and self.row_nbytes < _LONG:
-            mapped.madvise(mmap.MADV_RANDOM)  # else each row that is not in memory reads 32 pages around it
-        flat = np.frombuffer(mapped, header.stored, header.nbytes // header.stored.itemsize, header.offset)
-        return flat.reshape(header.shape, order=order)
-
-    def _map(self, nbytes: int) -> mmap.mmap:
-        both = mmap.PROT_READ | mmap.PROT_WRITE
-        if self.writable:
-            return mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED, both)
-        try:
-            return mmap.mmap(self._fd, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE, both)
-        except OSError as error:
-            if error.errno != errno.ENOMEM:
-                raise
-        _log.info("%s: no room for a copy-on-write mapping; it is mapped read-only", self.name)
-        return mmap.mmap(self._fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
     @property
     def identity(self) -> Hashable:
         return self._identity
 
-    def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
-        held, span = self._held(), as_slice(rows)
-        if span is None or self.header.fortran or out.nbytes < _LONG:
-            held.gather(rows, out)
-            return
-        # A mapping for random rows is read page by page; a long run of rows is read from the file itself.
-        data = out.view(-1).view(torch.uint8).numpy()
-        self._read(data, self.header.offset + span.start * self.row_nbytes)
-        stored = self.header.stored
-        if not stored.isnative:
-            np.copyto(data.view(stored.newbyteorder("=")), data.view(stored))
+    @property
+    def committed_state(self) -> Any:
+        """What ``Pipeline.flush`` saved with the rows, as ``state_dict`` gives it; None where nothing was, or not "atomic".
 
-    def _read(self, data: NDArray[np.uint8], offset: int) -> None:
-        view = data.data
-        while view:
-            done = os.preadv(self._fd, [view], offset)
-            if not done:
-                raise OSError(errno.EIO, f"{self.name} was cut off at byte {offset:,} since it was opened")
-            view, offset = view[done:], offset + done
+        Pass it to ``load_state_dict`` of the pipeline that goes on from there.
+        """
+        return None if self.durable is None else decode_state(self.durable.state)
+
+    def resident(self) -> bool:
+        """As ``Store.resident``; a file of up to 64 MiB is read in first."""
+        return self._held().resident()
+
+    def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
+        self._held().gather(rows, out)
 
     def _scatter(self, rows: NDArray[np.int64], values: torch.Tensor) -> None:
         self._held().scatter(rows, values)
 
     def _flush(self, sync: bool) -> None:
-        if sync and self.writable:
-            os.fsync(self._fd)
+        if self.writable:
+            self._held().flush(sync)
+
+    def _flush_to_close(self) -> None:
+        self._held().flush_to_close()
 
     def _close(self) -> None:
         self.memory, self._rows, self.page_cache = None, None, None
         self._release()
 
-    def _held(self) -> HostRows:
+    def _held(self) -> MappedRows:
         rows = self._rows  # read once: another thread may close the store
         if rows is None:
             raise ValueError(f"{self.name} is closed; open it again")
@@ -168,8 +185,9 @@ def write_npy(path: Path, shape: tuple[int, ...], dtype: torch.dtype, fill: torc
     Raises:
         TypeError: .npy cannot hold ``dtype``. OSError: the disk is too full. The caller removes what was written.
     """
-    head = header_bytes(shape, dtype)
     count = int(np.prod(shape, dtype=object))
+    # In a large file rows begin at a page, so that a row of 1 KiB lies in one page and not, now and then, in two.
+    head = header_bytes(shape, dtype, align=mmap.PAGESIZE if count * dtype.itemsize >= _ALIGNED else 64)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         reserve(fd, len(head) + count * dtype.itemsize, name)
@@ -190,8 +208,13 @@ def _write_all(fd: int, data: NDArray[np.uint8], offset: int) -> None:
         view, offset = view[done:], offset + done
 
 
-def _release(fd: int, writer: int | None) -> None:
-    """Close the file. The lock goes first, for views may keep the mapping, and it the lock; a forked child has neither."""
+def _release(fd: int, writer: int | None, opened: list[MappedRows]) -> None:
+    """Close the file, after what is beside it.
+
+    The lock goes first, for views may keep the mapping, and it the lock; a forked child has neither.
+    """
+    while opened:
+        opened.pop().close()
     if writer == os.getpid():
         unlock_writer(fd)
     os.close(fd)

@@ -76,8 +76,8 @@ def parse_header(head: bytes, wanted: torch.dtype | None, name: str) -> NpyHeade
     return NpyHeader(shape, dtype, stored, fields["fortran_order"], offset)
 
 
-def header_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
-    """The header of a C-ordered array in native byte order, padded to a multiple of 64 bytes.
+def header_bytes(shape: tuple[int, ...], dtype: torch.dtype, align: int = 64) -> bytes:
+    """The header of a C-ordered array in native byte order, padded to a multiple of ``align`` bytes (a multiple of 64).
 
     bfloat16 and float8 are written as raw bytes of their size (``<V2``, ``|V1``), as other libraries do.
 
@@ -92,7 +92,9 @@ def header_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
         raise TypeError(f"a .npy file cannot hold {dtype}; use a numeric or bool dtype that NumPy has, bfloat16 or float8")
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
-    return head.getvalue()
+    plain = head.getvalue()
+    text = plain[10:-1] + b" " * (-len(plain) % align) + b"\n"
+    return plain[:8] + len(text).to_bytes(2, "little") + text
 
 
 def _fields(head: bytes, name: str) -> tuple[dict[str, Any], int]:

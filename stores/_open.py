@@ -11,19 +11,24 @@ import numpy as np
 import torch
 
 from ._array import ArrayStore
+from ._commit_record import remove_leftovers
 from ._contract import Store
 from ._device import DeviceStore
+from ._file_reads import Cache
+from ._file_writes import Durability, check_durability
 from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
 from ._part import PartStore
 from ._remote_store import RemoteStore
+from ._safetensors import SafetensorsStore
+from ._safetensors_header import INDEX_SUFFIX
 from ._select import refuse_to_write, selection_of
 from ._url import is_url, kind_of_url, parse_url, refuse_to_write_url
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
-_SUFFIXES = "known are .npy (a file) and .zarr (a directory, or a .zip of one)"
+_SUFFIXES = "known are .npy (a file), .zarr (a directory, or a .zip of one) and .safetensors (to read)"
 
 
 def open_store(
@@ -33,10 +38,13 @@ def open_store(
     array: str | None = None,
     dtype: torch.dtype | None = None,
     select: Any = None,
+    cache: Cache = "keep",
+    durability: Durability = "flush",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
-    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory. Behind a URL: a
-    ``RemoteStore`` for .npy, a ``ZarrStore`` for .zarr.
+    """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory, a
+    ``SafetensorsStore`` for one tensor of a .safetensors, or of a model split over several, by its .safetensors.index.json.
+    Behind a URL: a ``ZarrStore`` for .zarr, a ``RemoteStore`` for the others.
 
     Reads the header or metadata only, and changes no byte of the file.
 
@@ -44,11 +52,13 @@ def open_store(
         path: a local path, or a URL (``s3://``, ``http://``, ``https://``; ``gs://`` and ``az://`` untested), which needs
             ``rowferry[remote]``.
         mode: ``"r"``, or ``"r+"`` to write a local file (then it is locked against other writers).
-        array: name of an array inside a zarr group.
+        array: name of an array inside a zarr group, or of a tensor inside a .safetensors.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
         select: a part of each row, with ``mode="r"`` only: an index of one row, as NumPy's basic indexing takes it, of
             ints, slices with positive steps and ``...``. ``np.s_[:, 0:64]`` of rows ``(3, 128)`` makes rows ``(3, 64)``,
             ``0`` makes rows ``(128,)``. Of a .npy it is a view; of a zarr, chunks outside of it are not read.
+        cache: of a .npy or .safetensors: "drop" gives up the page cache's copy of rows from the disk; see MemmapStore.
+        durability: of a .npy that is written: "flush", or "atomic": after a crash, the last flush; see MemmapStore.
         storage_options: of a URL: passed on to obstore; see ``RemoteStore``.
 
     Raises:
@@ -58,6 +68,8 @@ def open_store(
     """
     refuse_to_write_url(path, mode)
     if is_url(path):
+        if (cache, durability) != ("keep", "flush"):
+            raise ValueError(f"cache and durability are of local files; {parse_url(str(path)).name} is a URL")
         return _open_url(str(path), array, dtype, select, storage_options)
     if storage_options:
         raise ValueError(f"storage_options are of URLs; {os.fspath(path)} is a local path")
@@ -65,9 +77,21 @@ def open_store(
     if not os.path.lexists(path):
         raise FileNotFoundError(f"{os.fspath(path)} does not exist; create_store makes a new one")
     if kind == "npy":
-        _refuse_array(array, path)
+        if array is not None:
+            raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
         refuse_to_write(select, mode)
-        return _part_of(MemmapStore(path, mode, dtype=dtype), select)
+        return _part_of(MemmapStore(path, mode, dtype=dtype, cache=cache, durability=durability), select)
+    _refuse_durability(durability, path)
+    if kind == "safetensors":
+        if mode != "r":
+            raise ValueError(
+                f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr"
+            )
+        return _part_of(SafetensorsStore(path, array, dtype=dtype, cache=cache), select)
+    if cache != "keep":
+        raise ValueError(
+            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
+        )
     return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
 
 
@@ -75,13 +99,7 @@ def _open_url(url: str, array: str | None, dtype: torch.dtype | None, select: An
     where = parse_url(url)
     if kind_of_url(where) == "zarr":
         return ZarrStore(url, array=array, dtype=dtype, select=select, storage_options=options)
-    _refuse_array(array, where.name)
-    return _part_of(RemoteStore(url, dtype=dtype, storage_options=options), select)
-
-
-def _refuse_array(array: str | None, path: str | os.PathLike[str]) -> None:
-    if array is not None:
-        raise ValueError(f"array={array!r} names an array inside a zarr group; {os.fspath(path)} is one .npy array")
+    return _part_of(RemoteStore(url, array=array, dtype=dtype, storage_options=options), select)
 
 
 def _part_of(store: Store, select: Any) -> Store:
@@ -103,6 +121,7 @@ def create_store(
     chunks: int | Sequence[int] | None = None,
     shards: int | Sequence[int] | Literal[False] | None = None,
     compressor: Literal["zstd", "blosc"] | None = None,
+    durability: Durability = "flush",
 ) -> Store:
     """A new .npy or .zarr at ``path``, opened for writing; every row holds ``fill``.
 
@@ -115,6 +134,7 @@ def create_store(
         dtype: a torch dtype. bfloat16 and float8 are stored by their bits; a .npy of them is opened with ``dtype=``.
         fill: a value that ``dtype`` has.
         chunks, shards, compressor: of a .zarr, as for ``create_zarr``.
+        durability: of a .npy, as for ``open_store``.
 
     Raises:
         FileExistsError: ``path`` exists. ValueError, TypeError: bad shape, dtype, fill, suffix or option.
@@ -123,14 +143,17 @@ def create_store(
     kind, target = kind_of(path, new=True), Path(path)
     size, value = check_layout(shape, dtype), _fill_value(fill, dtype)
     refuse_existing(target)
+    check_durability(durability)
     if kind == "zarr":
+        _refuse_durability(durability, target)
         return create_zarr(target, size, dtype, fill=fill, chunks=chunks, shards=shards, compressor=compressor)
     if (chunks, shards, compressor) != (None, None, None):
         raise ValueError(f"chunks, shards and compressor are of .zarr; {target} is a .npy, which has none")
     with beside(target) as temporary:
         write_npy(temporary, size, dtype, value, target)
         publish(temporary, target)
-    return MemmapStore(target, "r+", dtype=dtype)
+        remove_leftovers(target)
+    return MemmapStore(target, "r+", dtype=dtype, durability=durability)
 
 
 def as_store(obj: Any) -> Store:
@@ -161,7 +184,7 @@ def as_store(obj: Any) -> Store:
     )
 
 
-def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr"]:
+def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy", "zarr", "safetensors"]:
     """Of an existing file, or of a new one to be written.
 
     Raises:
@@ -178,13 +201,22 @@ def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy"
         return "zarr"
     if suffix == ".npz":
         raise ValueError(f"{name}: a .npz is an archive, which cannot be mapped; save its arrays as .npy files")
-    if suffix == ".safetensors":
-        raise ValueError(
-            f"{name}: this version does not open .safetensors; save the tensor as .npy or .zarr, or pass it itself"
-        )
+    if suffix == ".safetensors" or name.lower().endswith(INDEX_SUFFIX):
+        if new:
+            raise ValueError(f"{name}: a .safetensors is read-only here; write .npy or .zarr")
+        return "safetensors"
     if suffix == ".zip":
         raise ValueError(f"{name}: a zip is read-only; write a .zarr directory and pack it")
     raise ValueError(f"{name} has {f'the suffix {suffix}' if suffix else 'no suffix'}, which is of no known kind; {_SUFFIXES}")
+
+
+def _refuse_durability(durability: Durability, path: str | os.PathLike[str]) -> None:
+    """Where it is not of .npy."""
+    check_durability(durability)
+    if durability != "flush":
+        raise ValueError(
+            f"durability={durability!r} is of .npy; of {os.fspath(path)} each chunk is replaced whole, and that is all"
+        )
 
 
 def _fill_value(fill: float | complex | bool, dtype: torch.dtype) -> torch.Tensor:

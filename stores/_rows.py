@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._records import as_slice as as_slice
+
 
 def check_index(index: Any, n: int, name: str, *, negative: bool = True) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     """The rows that ``index`` names in a table of ``n`` rows, and the index's shape.
@@ -128,13 +130,6 @@ def ascending(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
         return rows, None
     distinct, inverse = np.unique(rows, return_inverse=True)
     return distinct, inverse
-
-
-def as_slice(rows: NDArray[np.int64]) -> slice | None:
-    """``rows`` as a slice when each is one more than the one before; None when they are not, or when there are none."""
-    if not rows.size or int(rows[-1]) - int(rows[0]) != rows.size - 1 or not bool(np.all(rows[1:] - rows[:-1] == 1)):
-        return None
-    return slice(int(rows[0]), int(rows[-1]) + 1)
 
 
 def rows_read_for_a_row(n: int, chunk_rows: int, window: int) -> float:

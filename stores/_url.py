@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from ._safetensors_header import INDEX_SUFFIX
+
 SCHEMES = ("s3", "http", "https", "gs", "az")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -78,17 +80,18 @@ def refuse_to_write_url(path: Any, mode: str = "r+") -> None:
         raise PermissionError(f"{name} is a URL, which can only be read; write to a local path and copy it there")
 
 
-Kind = Literal["npy", "zarr", "safetensors"]
-
-
-def kind_of_url(url: Url) -> Kind:
+def kind_of_url(url: Url) -> Literal["npy", "zarr", "safetensors"]:
     """Of what is at a URL, by its suffix.
 
     Raises:
         ValueError: no suffix that is known.
     """
     suffix = os.path.splitext(url.key)[1].lower()
-    if suffix in (".npy", ".zarr", ".safetensors"):
-        return suffix.removeprefix(".")  # type: ignore[return-value]
+    if suffix == ".npy":
+        return "npy"
+    if suffix == ".zarr":
+        return "zarr"
+    if suffix == ".safetensors" or url.key.lower().endswith(INDEX_SUFFIX):
+        return "safetensors"
     told = f"the suffix {suffix}" if suffix else "no suffix"
     raise ValueError(f"{url.name} has {told}, which is of no known kind; by URL known are .npy, .zarr and .safetensors")

@@ -11,12 +11,15 @@ from ._simulated import SimulatedDevice as SimulatedDevice
 from ._suite import ReadOnlyContract as ReadOnlyContract
 from ._suite import StoreContract as StoreContract
 from ._values import EVERY_DTYPE as EVERY_DTYPE
+from ._values import SAFETENSORS_NAMES as SAFETENSORS_NAMES
 from ._values import bits as bits
 from ._values import random_bits as random_bits
 from ._values import write_npy_file as write_npy_file
+from ._values import write_safetensors_file as write_safetensors_file
 
 __all__ = [
     "EVERY_DTYPE",
+    "SAFETENSORS_NAMES",
     "CostlyStore",
     "FailingStore",
     "OracleStore",
@@ -27,4 +30,5 @@ __all__ = [
     "bits",
     "random_bits",
     "write_npy_file",
+    "write_safetensors_file",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,26 @@ EVERY_DTYPE = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
     *(torch.complex64, torch.complex128),
 )
+
+# dtypes that a .safetensors can hold, as the format names them.
+SAFETENSORS_NAMES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
 
 
 def random_bits(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -66,4 +87,17 @@ def write_npy_file(
     path.write_bytes(
         prefix + struct.pack(width, len(header)) + header.encode("latin-1") + array.tobytes("F" if fortran else "C")
     )
+    return path
+
+
+def write_safetensors_file(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write ``tensors`` as a .safetensors file, byte by byte by the format's description; offsets are not aligned."""
+    fields, data = {}, b""
+    for name, tensor in tensors.items():
+        raw = bits(tensor)
+        kind = SAFETENSORS_NAMES[tensor.dtype]
+        fields[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    head = json.dumps({"__metadata__": {"format": "pt"}, **fields}).encode()
+    path.write_bytes(struct.pack("<Q", len(head)) + head + data)
     return path

@@ -168,7 +168,8 @@ def test_weights_and_state_in_files_end_the_same(name: str, suffix: str, tmp_pat
     table = RowTable(tmp_path / f"w.{suffix}", kind, settings, state="like weights", device="cpu")
     train(table, batches, staging_bytes=1 << 20)
     check(name, table, plain_loop(weights, kind, settings, batches))
-    assert {path.name for path in tmp_path.iterdir()} == {f"w.{suffix}", *(f"w.{column}.{suffix}" for column in table.state)}
+    files = {path.name for path in tmp_path.iterdir() if path.suffix != ".redo"}  # what is beside an open .npy
+    assert files == {f"w.{suffix}", *(f"w.{column}.{suffix}" for column in table.state)}
 
 
 @pytest.mark.parametrize(

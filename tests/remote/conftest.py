@@ -38,7 +38,7 @@ class Served(Protocol):
         url: its own, without a path.
         ranges: the byte range of each GET, as ``(path, first, last)``; -1 where there was none.
         faults: what happens to the next requests, in turn.
-        together: GETs wait until so many are under way at once.
+        together: GETs of more than an object's first byte wait until so many are under way at once.
         whole: files come whole, whatever part was asked for.
     """
 
@@ -94,7 +94,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         first, last = (int(each) if each else -1 for each in found.groups()) if found else (-1, -1)
         self.server.ranges.append((unquote(urlsplit(self.path).path), first, last))
-        if self.server.together is not None:
+        if self.server.together is not None and last:
             self.server.together.wait(timeout=20)
         fault = self.server.faults.popleft() if self.server.faults else None
         if fault == "reset":
@@ -144,7 +144,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """What the server behind the proxy says."""
         connection = http.client.HTTPConnection(self.upstream)
         try:
-            connection.request(self.command, self.path, headers={name: value for name, value in self.headers.items()})
+            connection.request(self.command, self.path, headers=dict(self.headers.items()))
             answer = connection.getresponse()
             kept = {
                 name: value for name, value in answer.getheaders() if name.lower() in ("etag", "last-modified", "content-range")

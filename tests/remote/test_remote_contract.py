@@ -11,7 +11,7 @@ import torch
 
 from rowferry.stores import RemoteStore, Store, ZarrStore, open_store
 from rowferry.stores._zarr_create import create_zarr
-from rowferry.stores.testing import ReadOnlyContract, write_npy_file
+from rowferry.stores.testing import SAFETENSORS_NAMES, ReadOnlyContract, write_npy_file, write_safetensors_file
 
 Publish = Callable[[Path], str]
 
@@ -42,6 +42,21 @@ class TestNpyFromS3(TestNpyOverHttp):
         self.publish = over_s3
 
 
+class TestSafetensorsOverHttp(ReadOnlyContract):
+    dtypes = tuple(SAFETENSORS_NAMES)
+
+    @pytest.fixture(autouse=True)
+    def _published(self, over_http: Publish) -> None:
+        self.publish = over_http
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        tensors = {"before": torch.zeros(3, dtype=torch.uint8), "rows": values}
+        path = write_safetensors_file(folder / "model.safetensors", tensors)
+        store = open_store(self.publish(path), array="rows")
+        assert isinstance(store, RemoteStore)
+        return store
+
+
 class TestZarrInChunksOverHttp(ReadOnlyContract):
     shards: int | Literal[False] = False
     compressor: Literal["zstd"] | None = None
@@ -53,8 +68,8 @@ class TestZarrInChunksOverHttp(ReadOnlyContract):
     def make(self, values: torch.Tensor, folder: Path) -> Store:
         rows = max(len(values) // 3, 1)
         layout: dict[str, Any] = {"chunks": rows, "shards": self.shards and 2 * rows, "compressor": self.compressor}
-        with create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, **layout) as store:
-            store.scatter(slice(None), values)
+        with create_zarr(folder / "rows.zarr", tuple(values.shape), values.dtype, **layout) as local:
+            local.scatter(slice(None), values)
         store = open_store(self.publish(folder / "rows.zarr"), dtype=values.dtype)
         assert isinstance(store, ZarrStore)
         assert store.remote

@@ -42,7 +42,11 @@ def zarr_of(values: torch.Tensor, path: Path, **layout: Any) -> Path:
 def url(request: pytest.FixtureRequest, npy: Path, values: torch.Tensor, tmp_path: Path, failing_s3: Publish) -> str:
     if request.param == "npy":
         return failing_s3(npy)
-    layout = {"raw chunks": {"shards": False}, "raw shards": {"shards": 1000}, "zstd": {"shards": 1000, "compressor": "zstd"}}
+    layout: dict[str, dict[str, Any]] = {
+        "raw chunks": {"shards": False},
+        "raw shards": {"shards": 1000},
+        "zstd": {"shards": 1000, "compressor": "zstd"},
+    }
     return failing_s3(zarr_of(values, tmp_path / "rows.zarr", chunks=200, **layout[request.param]))
 
 

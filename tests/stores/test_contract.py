@@ -9,17 +9,28 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from rowferry.stores import ArrayStore, DeviceStore, MemmapStore, PinnedStore, Store, ZarrStore, open_store
+from rowferry.stores import (
+    ArrayStore,
+    DeviceStore,
+    MemmapStore,
+    PinnedStore,
+    SafetensorsStore,
+    Store,
+    ZarrStore,
+    open_store,
+)
 from rowferry.stores._zarr_create import create_zarr
 from rowferry.stores._zarr_decoded import Decoder
 from rowferry.stores.testing import (
     EVERY_DTYPE,
+    SAFETENSORS_NAMES,
     FailingStore,
     OracleStore,
     ReadOnlyContract,
     SlowStore,
     StoreContract,
     write_npy_file,
+    write_safetensors_file,
 )
 
 IN_NUMPY = tuple(
@@ -112,6 +123,21 @@ class TestMemmapStore(StoreContract):
         return MemmapStore(folder / "rows.npy", dtype=store.dtype)
 
 
+class TestMemmapStoreThatDropsPages(TestMemmapStore):
+    dtypes = (torch.float32, torch.bfloat16)
+
+    def reopen(self, store: Store, folder: Path) -> Store:
+        return MemmapStore(folder / "rows.npy", dtype=store.dtype, cache="drop")
+
+
+class TestMemmapStoreAtomic(TestMemmapStore):
+    dtypes = (torch.float32, torch.bfloat16, torch.bool)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        path = write_npy_file(folder / "rows.npy", values, offset=131)
+        return MemmapStore(path, "r+", dtype=values.dtype, durability="atomic")
+
+
 class TestMemmapStoreUnaligned(TestMemmapStore):
     offset = 131
 
@@ -133,6 +159,13 @@ class TestMemmapStoreBigEndianUnalignedInFortranOrder(TestMemmapStore):
 class TestMemmapStoreReadOnly(ReadOnlyContract):
     def make(self, values: torch.Tensor, folder: Path) -> Store:
         return MemmapStore(write_npy_file(folder / "rows.npy", values), dtype=values.dtype)
+
+
+class TestSafetensorsStore(ReadOnlyContract):
+    dtypes = tuple(dtype for dtype in EVERY_DTYPE if dtype in SAFETENSORS_NAMES)
+
+    def make(self, values: torch.Tensor, folder: Path) -> Store:
+        return SafetensorsStore(write_safetensors_file(folder / "rows.safetensors", {"a": values[:3], "rows": values}), "rows")
 
 
 class TestPinnedStore(StoreContract):

@@ -9,8 +9,10 @@ import typer
 
 from rowferry.stores import Store, open_store
 
-PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="A .npy file, or a .zarr directory or .zip.")]
-ArrayOption = Annotated[str | None, typer.Option("--array", metavar="NAME", help="The array inside a zarr group.")]
+PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="A .npy or .safetensors file, or a .zarr directory or .zip.")]
+ArrayOption = Annotated[
+    str | None, typer.Option("--array", metavar="NAME", help="The array inside a zarr group, or the tensor in a .safetensors.")
+]
 StoredOption = Annotated[
     str | None,
     typer.Option("--stored-dtype", metavar="DTYPE", help="What the bytes are, where the file cannot say it: bfloat16 in .npy."),

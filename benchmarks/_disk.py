@@ -1,0 +1,80 @@
+"""What the disk benchmarks share: files with stamped rows, a cold page cache, and what fio says of the same disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import rowferry as rf
+
+FIO_SECONDS = 3
+DEPTH = 256  # requests in flight of fio: as many as a device queues, so that more are no faster
+
+
+def stamped_file(path: Path, rows: int, width: int) -> Path:
+    """A .npy of ``(rows, width)`` float32; a row begins with its number (exact up to 2**24) and is random else."""
+    noise = torch.rand(1 << 16, width)
+    with rf.create_store(path, (rows, width), torch.float32) as store:
+        for start in range(0, rows, len(noise)):
+            piece = noise[: min(len(noise), rows - start)]
+            piece[:, 0] = torch.arange(start, start + len(piece))
+            store.scatter(range(start, start + len(piece)), piece)
+        store.flush(sync=True)
+    return path
+
+
+def make_cold(path: Path) -> None:
+    """Drop the file's pages from the page cache. They must be clean and mapped nowhere."""
+    fd = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(fd)
+
+
+def make_warm(path: Path) -> None:
+    """Read the file once from end to end."""
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 24):
+            pass
+
+
+def fio_reads(path: Path, nbytes: int, *, direct: bool = True) -> float | None:
+    """Random reads of ``nbytes`` a second by fio, ``DEPTH`` in flight from one thread; None where there is no fio."""
+    fio = shutil.which("fio")
+    if fio is None:
+        return None
+    make_cold(path)
+    options = {
+        "name": "rows",
+        "filename": str(path),
+        "rw": "randread",
+        "bs": nbytes,
+        "iodepth": DEPTH,
+        "ioengine": "io_uring",
+        "direct": int(direct),
+        "norandommap": 1,
+        "randrepeat": 0,
+        "time_based": 1,
+        "runtime": FIO_SECONDS,
+        "output-format": "json",
+    }
+    command = [fio, "--readonly", *(f"--{key}={value}" for key, value in options.items())]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(said[said.index("{\n") :])["jobs"][0]["read"]["iops"])
+
+
+def sorted_rows(count: int, rows: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Distinct random rows in order, as a window has them."""
+    rng = np.random.default_rng(seed)
+    return np.unique(rng.integers(0, rows, count + count // 8))[:count] if count * 16 < rows else np.arange(count)
+
+
+def require_stamps(rows: np.ndarray[tuple[int], np.dtype[np.int64]], found: torch.Tensor) -> None:
+    """Raise where a row is not the one asked for."""
+    if not torch.equal(found[:, 0].long(), torch.from_numpy(rows)):
+        raise AssertionError("rows that were not asked for")
