@@ -66,8 +66,8 @@ def open_store(
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
         TypeError: elements that cannot be rows. BlockingIOError: open for writing elsewhere.
     """
-    refuse_to_write_url(path, mode)
     if is_url(path):
+        refuse_to_write_url(path, mode)
         if (cache, durability) != ("keep", "flush"):
             raise ValueError(f"cache and durability are of local files; {parse_url(str(path)).name} is a URL")
         return _open_url(str(path), array, dtype, select, storage_options)
@@ -83,15 +83,9 @@ def open_store(
         return _part_of(MemmapStore(path, mode, dtype=dtype, cache=cache, durability=durability), select)
     _refuse_durability(durability, path)
     if kind == "safetensors":
-        if mode != "r":
-            raise ValueError(
-                f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr"
-            )
+        _refuse_mode(mode)
         return _part_of(SafetensorsStore(path, array, dtype=dtype, cache=cache), select)
-    if cache != "keep":
-        raise ValueError(
-            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
-        )
+    _refuse_cache(cache, path)
     return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
 
 
@@ -216,6 +210,18 @@ def _refuse_durability(durability: Durability, path: str | os.PathLike[str]) -> 
     if durability != "flush":
         raise ValueError(
             f"durability={durability!r} is of .npy; of {os.fspath(path)} each chunk is replaced whole, and that is all"
+        )
+
+
+def _refuse_mode(mode: Mode) -> None:
+    if mode != "r":
+        raise ValueError(f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr")
+
+
+def _refuse_cache(cache: Cache, path: str | os.PathLike[str]) -> None:
+    if cache != "keep":
+        raise ValueError(
+            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
         )
 
 

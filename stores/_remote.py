@@ -74,16 +74,19 @@ class RemoteObjects:
         self._secrets = sorted({url.query, *_strings(given)} - {""}, key=len, reverse=True)
         if url.plain_http:
             given["client_options"] = {"allow_http": True, **(given.get("client_options") or {})}
+        refused = ""
         try:
             self.store: ObjectStore = store.from_url(url.whole if folder else url.folder, **given)
         except BaseException as error:
             # The library's own failures at options that it cannot place are no Exception.
             if not isinstance(error, Exception) and not type(error).__module__.startswith("pyo3"):
                 raise
+            refused = self._masked(error)
+        if refused:  # here, where the error does not remember the other
             raise ValueError(
-                f"{url.name} cannot be opened with the storage_options {sorted(map(str, given))}: {self._masked(error)} "
+                f"{url.name} cannot be opened with the storage_options {sorted(map(str, given))}: {refused} "
                 f"(options of the HTTP client, such as allow_http or timeout, go inside 'client_options')"
-            ) from None
+            )
         self._pid = os.getpid()
         self._lock = threading.Lock()  # guards the next
         self._readers = 0

@@ -45,6 +45,7 @@ class RemoteStore(Store):
     """
 
     writable = False
+    remote = True
 
     def __init__(
         self,

@@ -113,7 +113,7 @@ class ZarrStore(Store):
         self._array = opened = self._source.array
         self._pid = os.getpid()
         self._directory = self._source.directory
-        self.name = self._source.name
+        self.name, self.remote = self._source.name, self._source.objects is not None
         self.dtype, self._host_dtype = _zarr_open.element_types(opened, dtype, self.name)
         if not opened.shape:
             raise ValueError(f"{self.name} has rank 0; a store needs at least one dimension, its rows")
@@ -183,11 +183,6 @@ class ZarrStore(Store):
         if self._space is not None:
             self._unlock()
         self._source.close()
-
-    @property
-    def remote(self) -> bool:
-        """Whether the array is behind a URL."""
-        return self._source.objects is not None
 
     def describe(self) -> dict[str, Any]:
         """Metadata for people, as plain values that JSON can hold.

@@ -37,6 +37,7 @@ class Served(Protocol):
     Attributes:
         url: its own, without a path.
         ranges: the byte range of each GET, as ``(path, first, last)``; -1 where there was none.
+        targets: of each GET as it came: path and query.
         faults: what happens to the next requests, in turn.
         together: GETs of more than an object's first byte wait until so many are under way at once.
         whole: files come whole, whatever part was asked for.
@@ -44,6 +45,7 @@ class Served(Protocol):
 
     url: str
     ranges: list[tuple[str, int, int]]
+    targets: list[str]
     faults: deque[Fault]
     together: threading.Barrier | None
     whole: bool
@@ -57,13 +59,14 @@ class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 256
     ranges: list[tuple[str, int, int]]
+    targets: list[str]
     faults: deque[Fault]
     together: threading.Barrier | None
     whole = False
 
     def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
-        self.ranges, self.faults, self.together = [], deque(), None
+        self.ranges, self.faults, self.together, self.targets = [], deque(), None, []
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -93,6 +96,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         found = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         first, last = (int(each) if each else -1 for each in found.groups()) if found else (-1, -1)
+        self.server.targets.append(self.path)
         self.server.ranges.append((unquote(urlsplit(self.path).path), first, last))
         if self.server.together is not None and last:
             self.server.together.wait(timeout=20)
