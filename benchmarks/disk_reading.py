@@ -21,7 +21,7 @@ import rowferry as rf
 from rowferry._bench.workloads import Batches
 
 WINDOW, FEW, BATCH = 65_536, 8_192, 4_096
-WARM_UP = 6  # windows
+WARM_UP = 12  # windows
 
 
 def seconds(fn: Callable[[], Any]) -> float:

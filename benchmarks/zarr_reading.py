@@ -207,7 +207,7 @@ def main() -> None:
             finally:
                 shutil.rmtree(path, ignore_errors=True)
     path.parent.rmdir()
-    versions = {name: importlib.metadata.version(name) for name in readers()}
+    versions = {name: importlib.metadata.version(name) for name in readers() if name != "rowferry"}
     save("zarr_reading", options, results, readers=versions)
 
 

@@ -26,6 +26,7 @@ class Account:
         self._device = str(device.torch)
         self._capturing = device.capturing  # asking an event anything would break a capture of the user's
         self._timeline = parts.timeline if parts is not None else None
+        self._link = self._timeline.link if self._timeline is not None else None
         self._depth = parts.settings.depth if parts is not None else 0
         self._parts = parts
 
@@ -43,7 +44,7 @@ class Account:
         return self._counters.snapshot(
             depth=self._depth,
             device=self._device,
-            link_gbps=timeline.link / 1e9 if timeline is not None and timeline.link else None,
+            link_gbps=self._link / 1e9 if self._link else None,
             bytes_staging=0 if parts is None else parts.arenas.nbytes,
             bytes_pinned=pinned,
             bytes_plans=0 if server is None or parts is None else server.plan_bytes(),
@@ -61,4 +62,4 @@ class Account:
 
     def close(self) -> None:
         """The pipeline gives up its memory; what was counted stays."""
-        self._parts = None
+        self._parts = self._timeline = None

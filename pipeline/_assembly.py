@@ -68,7 +68,9 @@ def make_parts(
     Raises:
         ValueError: ``staging_bytes`` is not a positive integer, or too little for a batch of ``batch_size`` rows.
     """
-    total = default_staging(device) if staging_bytes is None else staging_bytes
+    total = staging_bytes
+    if total is None:
+        total = default_staging(device, source, depth=settings.depth, writable=settings.writable)
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         raise ValueError(f"staging_bytes is {staging_bytes!r}; it must be a positive number of bytes or None")
     arenas = Arenas(device, source, depth=settings.depth, total=total, writable=settings.writable)

@@ -29,8 +29,8 @@ class _Base:
 class Batch(_Base):
     """Rows on the device, ready on the stream that was current at ``next()``. Unpacks and indexes like its ``data``.
 
-    On a GPU, small batches that follow each other lie side by side in one allocation of at most 32 MiB: keep
-    ``batch.data.clone()`` to hold one of many for long.
+    On a GPU, small batches of a window lie side by side in one allocation of at most 32 MiB, each in a part of its own. One
+    that is kept holds all of it, and ``torch.save`` writes all of it: keep or save ``batch.data.clone()`` where that matters.
     """
 
     __slots__ = ("data",)

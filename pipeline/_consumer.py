@@ -144,10 +144,10 @@ class Consumer:
         with run.parts.timeline.blocked():
             run.host.wait(lambda: self._arrived(number) or (run.drain_error is not None and not run.retry))
         if not self._arrived(number):
-            run.wanted = number - 1
+            self._give_up_waiting_for(number)
             self.raise_drain_error()
         if number not in run.windows or run.windows[number].ready is None:
-            run.wanted = number - 1
+            self._give_up_waiting_for(number)
             if run.failure is not None:
                 raise run.failure
             raise StopIteration
@@ -172,6 +172,10 @@ class Consumer:
         sizes = [table.row_nbytes for table in run.parts.source.tables]
         run.parts.counters.began(len(window.requests), sum(distinct), sum(map(int.__mul__, distinct, sizes)))
         run.host.notify()
+
+    def _give_up_waiting_for(self, number: int) -> None:
+        with self._run.host.lock:
+            self._run.wanted = number - 1
 
     def _arrived(self, number: int) -> bool:
         run = self._run

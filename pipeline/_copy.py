@@ -18,10 +18,10 @@ from rowferry.stores._casts_on_host import cast_on_host
 from rowferry.stores._device_contract import Device, Event
 from rowferry.stores._rows import split_sorted
 
-from ._engine import Host, Task
+from ._engine import Host, Task, pause
 from ._movers import DrainList, FetchList, pick_rows
 from ._runs import are_few, copy_in, copy_out
-from ._staging import typed
+from ._staging import power_of_two, typed
 
 PIECE_BYTES = 16 << 20  # a thread's call: measured on 16 cores, pieces of 1 / 4 / 16 MiB gather 5 / 17 / 30 GB/s
 CHUNKED_PIECE_BYTES = 64 << 20  # chunks are decoded once a call, so calls are long
@@ -130,9 +130,9 @@ class Copy:
         assert self._host is not None
         together = self._threads if self._store.chunk_rows == 1 else 1
         pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
-        while some := list(itertools.islice(pieces, 4 * together)):
+        while some := list(itertools.islice(pieces, 4 * together if together > 1 else 1)):
             self._host.spread(move, some, most=together)
-            yield _at_once  # lets shutdown in, and a simulated scheduler
+            yield pause
 
     def bind(self, host: Host) -> None:
         self._host = host
@@ -187,11 +187,6 @@ def _compact(listed: DrainList, number: Tensor, total: int, places: Tensor, rows
     rows.scatter_(0, at, listed.ascending.to(torch.int64))
 
 
-def _at_once() -> bool:
-    """A yield that waits for nothing: lets shutdown in, and a simulated scheduler."""
-    return True
-
-
 @final
 class _RingSlot:
     """One pinned piece. ``event``: the copy out of it has passed."""
@@ -209,7 +204,7 @@ class _RingSlot:
     def memory(self, nbytes: int) -> Tensor:
         """At least ``nbytes`` pinned bytes. Only after ``event`` has passed on the host."""
         if self.nbytes < nbytes:
-            self._memory = self._device.pinned(1 << max(nbytes - 1, 4095).bit_length())
+            self._memory = self._device.pinned(power_of_two(nbytes))
         assert self._memory is not None
         return self._memory
 
@@ -221,7 +216,7 @@ class _RingSlot:
         """Ordinary memory for the rows of ``piece`` before their cast."""
         nbytes = piece.numel() * dtype.itemsize
         if self._uncast is None or self._uncast.numel() < nbytes:
-            self._uncast = torch.empty(1 << max(nbytes - 1, 4095).bit_length(), dtype=torch.uint8, device="cpu")
+            self._uncast = torch.empty(power_of_two(nbytes), dtype=torch.uint8, device="cpu")
         return typed(self._uncast, dtype, tuple(piece.shape))
 
     def release(self) -> None:

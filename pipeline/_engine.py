@@ -6,7 +6,8 @@ device, or a predicate over shared state. So the order of waits is written once,
 
 Guarantees:
 - A predicate is evaluated under ``lock``, again after each ``notify``; shutdown ends every wait, without polling.
-- ``stop`` ends and joins every thread, or returns the names of those that are stuck inside a store.
+- ``stop`` ends and joins every thread, or returns the names of those that are stuck inside a store. A task goes on as long
+  as nothing makes it wait, to the next ``pause`` at most.
 
 Assumes:
 - Shared state changes only under ``lock``, and whoever changes it calls ``notify`` after.
@@ -18,7 +19,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, final
 
@@ -26,6 +27,11 @@ from rowferry.stores._device_contract import Device, Event
 
 Predicate = Callable[[], bool]
 Task = Generator[Predicate | Event, None, None]
+
+
+def pause() -> bool:
+    """Yielded between long calls: waits for nothing, lets others in, and a task ends here when its host is stopping."""
+    return True
 
 
 class Host(Protocol):
@@ -55,7 +61,7 @@ class Host(Protocol):
         """``fn`` of each part, at most ``most`` side by side where the host has threads. Each a long call without the GIL."""
 
     def stop(self, timeout: float) -> list[str]:
-        """End all tasks at their next wait. Names of threads that did not end in ``timeout`` seconds."""
+        """End all tasks at their next wait or ``pause``. Names of threads that did not end in ``timeout`` seconds."""
 
 
 @final
@@ -68,10 +74,10 @@ class Threads:
         self.lock = threading.Condition()
         self._device = device
         self._threads = threads
-        self._stopping = False  # under lock; ends every wait
+        self.stopping = False  # under lock; ends every wait
         self._started: list[threading.Thread] = []
         self._parts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._helpers = 0
+        self._helpers = 0  # under lock
 
     def start(self, name: str, task: Task, on_escape: Callable[[BaseException], None]) -> None:
         self._launch(f"rowferry-{name}", lambda: self._drive(task, on_escape))
@@ -89,27 +95,35 @@ class Threads:
 
     def spread(self, fn: Callable[[Any], None], parts: Iterable[Any], *, most: int) -> None:
         todo = list(parts)
-        if min(len(todo), self._threads, most) <= 1:
+        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        if not self._hand_out([_reporting(fn, part, done) for part in todo[1:]], min(self._threads, most) - 1):
             for part in todo:
                 fn(part)
             return
-        while self._helpers < min(self._threads - 1, len(todo) - 1):
-            self._helpers += 1
-            self._launch(f"rowferry-gather-{self._helpers}", self._help)
-        done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        for part in todo[1:]:
-            self._parts.put(_reporting(fn, part, done))
         _reporting(fn, todo[0], done)()
         errors = [error for error in (done.get() for _ in todo) if error is not None]
         if errors:
             raise errors[0]
 
+    def _hand_out(self, calls: Sequence[Callable[[], None]], helpers: int) -> bool:
+        """Leave ``calls`` to at most ``helpers`` threads; False when there is none, or they are about to end."""
+        with self.lock:  # several tasks hand out; and nothing may come behind what ``stop`` tells the threads
+            if self.stopping or not calls or helpers < 1:
+                return False
+            while self._helpers < min(helpers, len(calls)):
+                self._helpers += 1
+                self._launch(f"rowferry-gather-{self._helpers}", self._help)
+            for call in calls:
+                self._parts.put(call)
+        return True
+
     def stop(self, timeout: float) -> list[str]:
         with self.lock:
-            self._stopping = True
+            if not self.stopping:
+                for _ in range(self._helpers):
+                    self._parts.put(None)
+            self.stopping = True
             self.lock.notify_all()
-        for _ in range(self._helpers):
-            self._parts.put(None)
         deadline = time.monotonic() + timeout
         here = threading.current_thread()
         for thread in self._started:
@@ -140,10 +154,10 @@ class Threads:
             self.notify()
 
     def _came_true(self, condition: Predicate) -> bool:
-        """Wait for ``condition``; False when the host stops while it is still false."""
+        """Wait for ``condition``; False when the host stops while it is still false, or the task pauses."""
         with self.lock:
-            self.lock.wait_for(lambda: self._stopping or condition())
-            return not self._stopping or condition()
+            self.lock.wait_for(lambda: self.stopping or condition())
+            return not self.stopping or (condition is not pause and condition())
 
     def _help(self) -> None:
         while (part := self._parts.get()) is not None:

@@ -39,7 +39,7 @@ class Epoch(Iterator[Any]):
         on_end: Callable[[], None],
         on_over: Callable[[], None],
     ) -> None:
-        self._server = server
+        self._server: Server | None = server  # None when over: a batch that is kept must not keep slots alive
         self._source = source
         self._device = device
         self._counters = counters
@@ -64,6 +64,7 @@ class Epoch(Iterator[Any]):
         refuse_fork(self._pid)
         refuse_capture(self._device, "next()")
         self._taken = None
+        assert self._server is not None
         try:
             taken = self._server.next()
         except StopIteration:
@@ -71,7 +72,7 @@ class Epoch(Iterator[Any]):
             self.finish(drain=True)
             raise
         except BaseException:
-            if not self._still_open():
+            if not self._server.keeps_open:
                 self.finish(drain=True)
             raise
         self._taken = taken
@@ -80,7 +81,7 @@ class Epoch(Iterator[Any]):
 
     def flush(self) -> None:
         """All that was written is in the stores' own keeping when this returns."""
-        if not self._over:
+        if self._server is not None:
             self._server.flush()
 
     def supersede(self) -> None:
@@ -91,31 +92,28 @@ class Epoch(Iterator[Any]):
 
     def finish(self, *, drain: bool, timeout: float | None = None) -> None:
         """End the epoch; idempotent."""
-        if self._over:
+        server = self._server
+        if server is None or self._over:
             return
         self._over = True
         self._taken = None
         self._finalizer.detach()
         try:
-            self._server.finish(drain=drain, timeout=timeout)
+            server.finish(drain=drain, timeout=timeout)
         finally:
+            self._server = None
             self._counters.epoch_ends()
             self._on_over()
 
     @property
-    def server(self) -> Server:
-        """What serves its batches."""
+    def server(self) -> Server | None:
+        """What serves its batches; None when it is over."""
         return self._server
 
     @property
     def over(self) -> bool:
         """Whether nothing more will come."""
         return self._over
-
-    def _still_open(self) -> bool:
-        """A failed drain leaves the epoch open: the next call tries it again."""
-        run = getattr(self._server, "run", None)
-        return run is not None and run.failure is None and bool(run.jobs)
 
     def _batch(self, taken: Taken) -> Batch | WritableBatch:
         source, number = self._source, taken.request.number
@@ -131,7 +129,7 @@ class Epoch(Iterator[Any]):
             inverse=source.build(taken.inverse),
             values=values,
             lookup=self._lookup,
-            write=lambda batch, changed: self._write(taken, batch, changed),
+            write=lambda batch, changed: self._write(number, batch, changed),
         )
 
     def _lookup(self, batch: WritableBatch) -> Any:
@@ -144,24 +142,25 @@ class Epoch(Iterator[Any]):
             found.append(table.build(columns))
         return self._source.build(found)
 
-    def _write(self, taken: Taken, batch: WritableBatch, changed: Any) -> None:
-        if self._taken is not taken:
+    def _write(self, number: int, batch: WritableBatch, changed: Any) -> None:
+        taken, server = self._taken, self._server
+        if taken is None or server is None or taken.request.number != number:
             raise RuntimeError(
-                f"batch {taken.request.number} cannot be written back any more: a later batch was taken, or its epoch ended. "
+                f"batch {number} cannot be written back any more: a later batch was taken, or its epoch ended. "
                 "Call write_back() before the next next(); a wrapper that fetches one batch ahead (accelerate, "
                 "Lightning's prefetching) must be turned off for a writable pipeline"
             )
-        if changed is None and not self._fetches():
+        if changed is None and not server.fetch:
             raise ValueError("with fetch=False the batch's values are uninitialised: pass the new ones to write_back(values)")
         refuse_capture(self._device, "write_back()")
         changed = batch.values if changed is None else changed
         per_table = self._per_table(changed)
         values = {
-            (number, column): rows
-            for number, table_values in per_table.items()
-            for column, rows in self._source.tables[number].named(table_values).items()
+            (table, column): rows
+            for table, table_values in per_table.items()
+            for column, rows in self._source.tables[table].named(table_values).items()
         }
-        self._server.write(taken, values)
+        server.write(taken, values)
         self._on_write()
 
     def _per_table(self, changed: Any) -> dict[int, Any]:
@@ -172,10 +171,6 @@ class Epoch(Iterator[Any]):
         if unknown:
             raise KeyError(f"source has no table {unknown[0]!r}; it has {', '.join(map(repr, numbers))}")
         return {numbers[name]: values for name, values in changed.items()}
-
-    def _fetches(self) -> bool:
-        run = getattr(self._server, "run", None)
-        return run.parts.settings.fetch if run is not None else getattr(self._server, "fetch", True)
 
 
 def refuse_fork(pid: int) -> None:

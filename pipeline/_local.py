@@ -29,6 +29,8 @@ from ._source import Source, Table
 class LocalConsumer:
     """``Consumer`` for stores whose memory the device reads directly. One thread."""
 
+    keeps_open = False
+
     def __init__(
         self,
         device: Device,

@@ -24,6 +24,14 @@ STOP_SECONDS = 1.0  # reading stops within this, or its thread is stuck inside a
 class Server(Protocol):
     """What serves batches: ``LocalConsumer``, or ``Windowed``."""
 
+    @property
+    def fetch(self) -> bool:
+        """Whether a writable batch comes with its rows."""
+
+    @property
+    def keeps_open(self) -> bool:
+        """Whether ``next`` failed with a drain that the next call tries again; another failure ends the epoch."""
+
     def next(self) -> Taken:
         """The next batch's tensors; StopIteration at the end."""
 
@@ -55,6 +63,14 @@ class Windowed:
         host.start("producer", produce(self.run), self.run.escaped)
         if parts.settings.writable:
             host.start("writer", write(self.run), self.run.escaped)
+
+    @property
+    def fetch(self) -> bool:
+        return self.run.parts.settings.fetch
+
+    @property
+    def keeps_open(self) -> bool:
+        return self.run.failure is None and bool(self.run.jobs)
 
     def next(self) -> Taken:
         settings = self.run.parts.settings
@@ -94,16 +110,21 @@ class Windowed:
             run.closing = True
             run.jobs.clear()
         run.host.notify()
-        stuck = run.host.stop(STOP_SECONDS)
+        stuck = self.stop(STOP_SECONDS)
         if stuck:
             logger.error("abandoned %s, stuck inside a store; its buffers are kept", ", ".join(stuck))
-            _KEPT.append(run)
-        else:
-            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
-            run.parts.pool.reclaim()
+            _ABANDONED.append(self)
         run.parts.timeline.epoch_ends()
         if error is not None:
             raise error
+
+    def stop(self, timeout: float) -> list[str]:
+        """End the threads; names of those that did not in ``timeout`` seconds. Without any, all buffers are free again."""
+        stuck = self.run.host.stop(timeout)
+        if not stuck:
+            self._consumer.settle()  # pinned buffers of work that was cut short must not be lent again before it has passed
+            self.run.parts.pool.reclaim()
+        return stuck
 
     def _drain_last(self, timeout: float | None) -> Exception | None:
         """Everything changed goes to the stores; each failed drain is tried once more. The error that remains."""
@@ -125,4 +146,15 @@ class Windowed:
                 tried = job
 
 
-_KEPT: list[Run] = []  # buffers that a stuck thread may still write to; never freed, on purpose
+_ABANDONED: list[Windowed] = []  # their threads may still write to their buffers: never freed, on purpose
+
+
+def wait_for_abandoned(parts: Parts) -> None:
+    """Block until threads that an earlier epoch of these parts left inside a store have come back from it.
+
+    They write to slots and pinned pieces that the next epoch uses again.
+    """
+    for server in [server for server in _ABANDONED if server.run.parts is parts]:
+        while stuck := server.stop(STOP_SECONDS):
+            logger.warning("the next epoch waits for %s of an earlier one, still inside a store", ", ".join(stuck))
+        _ABANDONED.remove(server)

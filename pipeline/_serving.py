@@ -112,11 +112,15 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
 
 
 def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
-    """Views of ``rows``, one after the other, that have ``shapes`` in place of its first dimension."""
-    parts: Sequence[Tensor] = rows.split([math.prod(shape) for shape in shapes])
-    if all(len(shape) == 1 for shape in shapes):
-        return parts
-    return [part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True)]
+    """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension.
+
+    Not views, as far as autograd knows: these count changes in place together, and a batch that is changed would spoil what
+    a graph saved of another one.
+    """
+    parts = rows.split([math.prod(shape) for shape in shapes])
+    if any(len(shape) != 1 for shape in shapes):
+        parts = tuple(part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True))
+    return [part.data for part in parts]
 
 
 def check_values(rows: Any, column: Column, count: int, device: Device) -> None:

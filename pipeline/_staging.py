@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,23 @@ ALIGN = 256  # bytes; columns of a slot start on a line that every vector width 
 DEFAULT_BYTES = 2 << 30
 
 
-def default_staging(device: Device) -> int:
-    """The smaller of 2 GiB and a tenth of what is free on the device."""
-    return min(DEFAULT_BYTES, device.free_bytes() // 10)
+def default_staging(device: Device, source: Source, *, depth: int, writable: bool) -> int:
+    """The smaller of 2 GiB and a tenth of what is free on the device; for small tables twice all their rows a slot.
+
+    A window holds each row once, so a slot of all rows takes any number of batches; twice that, and the guess at the next
+    window, which goes by the bytes of the last one, may still double.
+    """
+    rows = slot_bytes(source, [max(table.rows, 1) for table in source.tables], writable=writable)
+    return min(DEFAULT_BYTES, device.free_bytes() // 10, 2 * depth * max(rows, ALIGN))
+
+
+def slot_bytes(source: Source, rows: Sequence[int], *, writable: bool) -> int:
+    """What a slot needs for ``rows`` distinct rows of each table, and their marks."""
+    total = 0
+    for table, count in zip(source.tables, rows, strict=True):
+        for column in table.columns:
+            total += _aligned(count * column.store.row_nbytes) + (_aligned(count) if writable else 0)
+    return total
 
 
 @dataclass(frozen=True)
@@ -59,11 +74,7 @@ class Arenas:
 
     def needed(self, rows: Sequence[int]) -> int:
         """Bytes of a slot that holds ``rows`` distinct rows of each table."""
-        total = 0
-        for table, count in zip(self._source.tables, rows, strict=True):
-            for column in table.columns:
-                total += _aligned(count * column.store.row_nbytes) + (_aligned(count) if self._writable else 0)
-        return total
+        return slot_bytes(self._source, rows, writable=self._writable)
 
     def fits(self, rows: Sequence[int]) -> bool:
         """Whether one slot holds ``rows`` distinct rows of each table."""
@@ -101,7 +112,8 @@ class PinnedPool:
     """Pinned host buffers that are lent, and come back when the work that uses them has passed.
 
     Sizes are rounded up to a power of two, so that buffers are found again; the pool comes to rest after the first
-    windows. One thread at a time takes; any thread gives.
+    windows. Any thread takes and gives: the producer takes, the consumer gives back what an item's copies used, and a thread
+    that was abandoned may do either late.
     """
 
     def __init__(self, device: Device) -> None:
@@ -109,34 +121,39 @@ class PinnedPool:
         self._idle: defaultdict[int, deque[Tensor]] = defaultdict(deque)  # by size
         self._busy: defaultdict[int, deque[tuple[Tensor, Event]]] = defaultdict(deque)  # ... until their events have passed
         self._all: list[Tensor] = []
+        self._lock = threading.Lock()  # guards the three: a buffer is in one place, with one borrower
         self.nbytes = 0
 
     def take(self, nbytes: int) -> Tensor:
         """A buffer of at least ``nbytes`` bytes (uint8, 1-d) that nobody uses any more."""
-        exact = _power_of_two(nbytes)
-        for size in (exact, 2 * exact):
-            busy, idle = self._busy[size], self._idle[size]
-            while busy and busy[0][1].query():
-                idle.append(busy.popleft()[0])
-            if idle:
-                return idle.popleft()
-        self.nbytes += exact
-        self._all.append(self._device.pinned(exact))
-        return self._all[-1]
+        exact = power_of_two(nbytes)
+        with self._lock:
+            for size in (exact, 2 * exact):
+                busy, idle = self._busy[size], self._idle[size]
+                while busy and busy[0][1].query():
+                    idle.append(busy.popleft()[0])
+                if idle:
+                    return idle.popleft()
+            buffer = self._device.pinned(exact)
+            self.nbytes += exact
+            self._all.append(buffer)
+        return buffer
 
     def reclaim(self) -> None:
         """Every buffer is free again. Only when all work that used one has passed: an epoch ended in the middle."""
-        self._busy.clear()
-        self._idle.clear()
-        for buffer in self._all:
-            self._idle[buffer.numel()].append(buffer)
+        with self._lock:
+            self._busy.clear()
+            self._idle.clear()
+            for buffer in self._all:
+                self._idle[buffer.numel()].append(buffer)
 
     def give(self, buffer: Tensor, event: Event | None) -> None:
         """``buffer`` may be lent again once ``event`` has passed."""
-        if event is None:
-            self._idle[buffer.numel()].append(buffer)
-        else:
-            self._busy[buffer.numel()].append((buffer, event))
+        with self._lock:
+            if event is None:
+                self._idle[buffer.numel()].append(buffer)
+            else:
+                self._busy[buffer.numel()].append((buffer, event))
 
     def upload(self, host: Tensor) -> tuple[Tensor, Tensor]:
         """``host`` copied into a pinned buffer: a view of ``host``'s shape and dtype, and the buffer to give back."""
@@ -155,5 +172,6 @@ def typed(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     return buffer[: count * dtype.itemsize].view(dtype).view(*shape)
 
 
-def _power_of_two(nbytes: int) -> int:
+def power_of_two(nbytes: int) -> int:
+    """``nbytes`` rounded up, to 4096 at least: what buffers of changing size are taken as, so that they are found again."""
     return 1 << max(nbytes - 1, 4095).bit_length()

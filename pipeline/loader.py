@@ -26,7 +26,7 @@ from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
-from ._server import Windowed
+from ._server import Windowed, wait_for_abandoned
 from ._serving import Taken
 from ._source import make_source
 from ._stats import Stats
@@ -59,8 +59,8 @@ class Pipeline:
         lookahead: most batches planned and fetched together, "auto" for as many as fit; 0 does everything inside
             ``next()``, without a thread.
         depth: slots; two is double buffering.
-        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free, and 64 MiB
-            where files are read in order or by chunks.
+        staging_bytes: device memory of all slots; by default the smaller of 2 GiB and a tenth of what is free, 64 MiB where
+            files are read in order or by chunks, and less for tables that need less.
         threads: most host threads that gather rows; by default the cores of the process, at most 16.
         writable: batches have ``rows``, ``inverse``, ``values``, ``write_back()`` instead of ``data``.
         fetch: False hands out rows uninitialised; they must be passed to ``write_back``.
@@ -138,6 +138,8 @@ class Pipeline:
         live = self._live() if self._live is not None else None
         if live is not None:
             live.supersede()
+        if self._parts is not None:
+            wait_for_abandoned(self._parts)
         epoch, skip, state = self._progress.next_epoch()
         for store in self._source.stores:
             _claims.drain_writer_of(store, self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections import deque
@@ -20,6 +21,8 @@ from ._engine import Host, Task, Threads
 from ._staging import PinnedPool
 
 T = TypeVar("T")
+
+logger = logging.getLogger("rowferry")
 
 STOP_SECONDS = 1.0
 
@@ -237,4 +240,5 @@ def _stop(state: _State) -> None:
     with state.host.lock:
         state.closing = True
         state.ready.clear()
-    state.host.stop(STOP_SECONDS)
+    if stuck := state.host.stop(STOP_SECONDS):
+        logger.warning("abandoned %s, stuck inside the iterable; it ends when that gives it an item", ", ".join(stuck))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch import dtype as Dtype  # a device has an attribute "torch", which hides the module in annotations
 
 from ._device_contract import Device
+from ._recycled import LARGE, Recycler
 
 _CAPTURE_MODE_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED of cuda.h
 
@@ -80,6 +82,7 @@ class _Passed:
 
 
 PASSED = _Passed()
+_RECYCLER = Recycler()  # of the CPU's large tensors, for the whole process
 
 
 @final
@@ -132,7 +135,10 @@ class CpuDevice:
         del stream, event
 
     def empty(self, shape: Sequence[int], dtype: Dtype) -> Tensor:
+        nbytes = math.prod(shape) * dtype.itemsize
         with torch.inference_mode(False):
+            if nbytes >= LARGE:
+                return _RECYCLER.empty(nbytes).view(dtype).view(tuple(shape))
             return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def pinned(self, nbytes: int) -> Tensor:
@@ -200,7 +206,13 @@ class CudaDevice:
         return found
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(stream)
+        here = torch.cuda.current_device() == self.torch.index
+        return torch.cuda.stream(stream) if here else self._use_from_another_device(stream)
+
+    @contextlib.contextmanager
+    def _use_from_another_device(self, stream: Any) -> Iterator[None]:
+        with torch.cuda.device(self.torch), torch.cuda.stream(stream):  # a stream alone opens a context where it goes back to
+            yield
 
     def record(self, stream: Any, *, timing: bool = False) -> torch.cuda.Event:
         try:
@@ -229,7 +241,8 @@ class CudaDevice:
     def pinned(self, nbytes: int) -> Tensor:
         from ._pinning import pinned_bytes  # page-locking is built on this file's resolve_device
 
-        return pinned_bytes(nbytes)
+        with torch.cuda.device(self.torch):  # else it would open a context on the device that is current, which may be another
+            return pinned_bytes(nbytes)
 
     def keep(self, tensor: Tensor, stream: Any) -> None:
         tensor.record_stream(stream)

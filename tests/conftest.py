@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import importlib.metadata
+import shutil
+import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,6 +60,39 @@ def compile_cuda() -> Callable[..., str]:
         return text
 
     return compile_
+
+
+@pytest.fixture(scope="session")
+def kernels_on_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Callable[..., None]]]:
+    """``kernels_on_host(source, names)``: CUDA kernels compiled for the CPU, each ``launch(blocks, *arguments)``.
+
+    They run on host memory in a few small blocks, whatever ``blocks`` says: see ``cuda_on_host.h``. Needs a C++ compiler.
+    """
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (c++) to run CUDA sources on the host with")
+    header = Path(__file__).with_name("cuda_on_host.h")
+
+    @functools.cache
+    def build(source: str, names: tuple[str, ...]) -> ctypes.CDLL:
+        folder = tmp_path_factory.mktemp("kernels")
+        launchers = "".join(f"LAUNCHER({name})\n" for name in names)
+        (folder / "kernels.cpp").write_text(f'#include "{header}"\n{source}\n{launchers}')
+        flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread"]
+        command = [compiler, *flags, str(folder / "kernels.cpp"), "-o", str(folder / "kernels.so")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return ctypes.CDLL(str(folder / "kernels.so"))
+
+    def launch(function: Any, blocks: int, *arguments: int) -> None:
+        assert blocks >= 1
+        function(3, 4, (ctypes.c_int64 * len(arguments))(*arguments))
+
+    def kernels(source: str, names: Iterable[str]) -> dict[str, Callable[..., None]]:
+        library = build(source, tuple(names))
+        return {name: functools.partial(launch, getattr(library, f"run_{name}")) for name in names}
+
+    return kernels
 
 
 def _nvrtc_path() -> str:

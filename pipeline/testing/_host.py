@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, final
 
-from rowferry.pipeline._engine import Predicate, Task
+from rowferry.pipeline._engine import Predicate, Task, pause
 from rowferry.stores._device_contract import Event
 from rowferry.stores.testing import SimulatedDevice
 
@@ -113,7 +113,7 @@ class SimulatedHost:
     def _finish(self, actor: _Actor) -> None:
         """What the threads do at shutdown: go on while nothing blocks, else end."""
         actor.active = True
-        while actor.pending is None or self._passed(actor):
+        while actor.pending is None or (actor.pending is not pause and self._passed(actor)):
             try:
                 actor.pending = next(actor.task)
             except StopIteration:

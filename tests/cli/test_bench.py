@@ -58,6 +58,7 @@ def test_a_record_says_what_was_measured_on_what(measured: tuple[dict[str, Any],
     }
     assert record["limit"]["kind"] == "memory"
     assert record["limit"]["to_device"] > 0
+    assert record["host_threads"] == {"rowferry": 1, "torch": 1}
     assert set(record["machine"]) >= {"device", "gpu", "driver", "processor", "cores", "date", "torch", "numpy", "rowferry"}
 
 

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from rowferry.pipeline import Pipeline
+from rowferry.pipeline._engine import Threads
 from rowferry.stores import ArrayStore
-from rowferry.stores.testing import SlowStore
+from rowferry.stores._devices import CpuDevice
+from rowferry.stores.testing import CostlyStore, SlowStore
 
 Make = Callable[..., Pipeline]
 
@@ -93,6 +95,34 @@ def test_close_does_not_wait_for_a_store_that_never_returns(
     del batches
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_window_of_many_slow_reads_ends_after_the_reads_under_way(
+    ahead: Make,
+    numbered: Callable[..., Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    threads: int,
+) -> None:
+    monkeypatch.setattr("rowferry.pipeline._copy.PIECE_BYTES", 12)  # a row
+    host, reads = Threads(CpuDevice(), threads), list[int]()
+
+    def hold(nbytes: int) -> None:  # until the epoch is being ended
+        reads.append(nbytes)
+        host.notify()
+        host.wait(lambda: host.stopping)
+
+    pipe = ahead(CostlyStore(ArrayStore(numbered(400)), read=hold), batch_size=200, threads=threads)
+    pipe._new_host = lambda: host
+    with caplog.at_level(logging.ERROR, "rowferry"):
+        batches = iter(pipe)
+        assert host.wait(lambda: bool(reads), timeout=5)
+        pipe.close()
+    del batches
+    assert caplog.records == []
+    assert len(reads) <= 4 * threads
+    assert our_threads() == []
+
+
 def test_dropping_does_not_wait_for_a_store_that_never_returns(ahead: Make, stuck: SlowStore) -> None:
     pipe = ahead(stuck, batch_size=4)
     batches = iter(pipe)
@@ -101,6 +131,30 @@ def test_dropping_does_not_wait_for_a_store_that_never_returns(ahead: Make, stuc
     del batches, pipe
     gc.collect()
     assert time.monotonic() - begun < 5
+
+
+def test_a_read_that_comes_back_late_does_not_touch_the_next_epoch(
+    ahead: Make, numbered: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, release, reads = threading.Event(), threading.Event(), list[int]()
+
+    def hold(nbytes: int) -> None:  # the second read, which goes to the second slot
+        reads.append(nbytes)
+        if len(reads) == 2:
+            held.set()
+            release.wait(30)
+
+    order = [[row] for row in range(4)]
+    with ahead(CostlyStore(ArrayStore(numbered(40)), read=hold), batch_sampler=order, lookahead=1) as pipe:
+        batches = iter(pipe)
+        next(batches)
+        assert held.wait(5)
+        order[:] = [[row] for row in range(20, 24)]
+        monkeypatch.setattr(logging.getLogger("rowferry"), "warning", lambda *message: release.set())
+        rows = torch.cat([batch.data for batch in pipe])
+    assert torch.equal(rows, numbered(40)[20:24])
+    assert release.is_set()  # it was said that the epoch waits
+    del batches
 
 
 def test_an_interpreter_that_exits_in_mid_epoch_does_not_hang(numbered: Callable[..., Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rowferry.pipeline._engine import Inline, Task, Threads
+from rowferry.pipeline._engine import Inline, Task, Threads, pause
 from rowferry.stores._devices import CpuDevice
 
 
@@ -120,3 +120,35 @@ def test_inline_says_when_everybody_waits() -> None:
     with pytest.raises(RuntimeError, match="waits for itself"):
         host.wait(lambda: False)
     host.stop(0)
+
+
+def test_a_task_that_pauses_goes_on_until_its_host_stops() -> None:
+    host = Threads(CpuDevice(), 1)
+    rounds: list[int] = []
+
+    def task() -> Task:
+        while True:
+            rounds.append(len(rounds))
+            host.notify()
+            yield pause
+
+    host.start("t", task(), nothing)
+    assert host.wait(lambda: len(rounds) > 2, timeout=5)
+    assert host.stop(5) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_is_spread_while_the_host_stops_is_done_all_the_same(threads: int) -> None:
+    host, stopping, done = Threads(CpuDevice(), threads), threading.Event(), list[int]()
+    host.spread(done.append, range(4), most=threads)  # its threads have started
+
+    def task() -> Task:
+        stopping.wait(30)
+        host.spread(done.append, range(10, 14), most=threads)
+        yield pause
+
+    host.start("t", task(), nothing)
+    assert host.stop(0.01) == ["rowferry-t"]
+    stopping.set()
+    assert host.stop(5) == []
+    assert sorted(done) == [0, 1, 2, 3, 10, 11, 12, 13]

@@ -103,7 +103,7 @@ def test_rows_kept_for_the_next_window_are_lost_rows_too(ahead: Make, numbered: 
     assert pipe._live is not None
     live = pipe._live()
     assert live is not None
-    run = live._server.run  # type: ignore[attr-defined]
+    run = live._server.run  # type: ignore[union-attr]
     run.host.wait(lambda: 1 in run.windows, 5)  # the next window is planned, and will carry row 2
     with pytest.raises(DiskError) as caught:
         pipe.close()

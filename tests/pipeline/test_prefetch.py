@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict, UserDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -133,6 +134,25 @@ def test_a_broken_loop_and_a_second_iter_stop_the_first_thread() -> None:
     assert int(next(second)) == 0
     ferried.close()
     assert list(second) == []
+
+
+def test_an_iterable_that_never_returns_is_left_behind_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def source() -> Iterator[Tensor]:
+        yield torch.zeros(1)
+        asked.set()
+        release.wait(30)
+
+    ferried = rf.prefetch(source(), device="cpu")
+    items = iter(ferried)
+    next(items)
+    assert asked.wait(5)
+    with caplog.at_level(logging.WARNING, "rowferry"):
+        ferried.close()
+    release.set()
+    assert "rowferry-prefetch" in caplog.text
+    assert list(items) == []
 
 
 def test_set_epoch_reaches_the_sampler() -> None:

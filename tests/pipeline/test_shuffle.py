@@ -7,6 +7,7 @@ import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -175,6 +176,18 @@ def test_the_repr_tells_what_the_order_is_keyed_by() -> None:
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_the_kernel_compiles(architecture: str, compile_cuda: Callable[..., str]) -> None:
     assert compile_cuda(CUDA_SOURCE, architecture) == ""
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 1000, 65_537, 2**31 + 11, 2**40])
+def test_the_kernel_run_by_the_host_gives_the_rows_that_numpy_gives(n: int, kernels_on_host: Callable[..., Any]) -> None:
+    launch = kernels_on_host(CUDA_SOURCE, ("permute_range",))["permute_range"]
+    order, count = Permutation(n, -9, 4), min(n, 5000)
+    parameters = [number - (1 << 64) if number >> 63 else number for number in order.parameters()]
+    wide, narrow = np.empty(count, np.int64), np.empty(count, np.int32)
+    launch(1, n - count, count, *parameters, 1, wide.ctypes.data)
+    assert np.array_equal(wide, order(np.arange(n - count, n)))
+    launch(1, 0, count, *parameters, 0, narrow.ctypes.data)
+    assert np.array_equal(narrow, order(np.arange(count)).astype(np.int32))
 
 
 @pytest.mark.gpu

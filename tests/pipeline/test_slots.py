@@ -123,5 +123,5 @@ def test_a_window_looks_ready_to_the_consumer_only_when_its_slot_is(writable: bo
     with Pipeline(torch.zeros(40, 2), batch_size=4, device="cpu", mover="copy", writable=writable) as pipe:
         pipe._new_host = lambda: host
         batches = iter(pipe)
-        host.lock.run = batches._server.run  # type: ignore[attr-defined]  # windows are in flight there
+        host.lock.run = batches._server.run  # type: ignore[union-attr]  # windows are in flight there
         assert len(list(batches)) == 10

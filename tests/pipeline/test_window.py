@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rowferry.pipeline import _plan_kernels
 from rowferry.pipeline._window import Layout, Older, Plan, Sorted, TorchPlan
 
 BATCHES = st.lists(st.lists(st.integers(0, 11), max_size=6), min_size=1, max_size=5).filter(any)
@@ -125,9 +127,38 @@ def test_row_numbers_of_either_width_give_the_same_plan(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_90", "sm_100"])
 def test_the_kernels_of_a_plan_compile(architecture: str, compile_cuda: Callable[..., str]) -> None:
-    from rowferry.pipeline._plan_kernels import CUDA_SOURCE
+    assert compile_cuda(_plan_kernels.CUDA_SOURCE, architecture) == ""
 
-    assert compile_cuda(CUDA_SOURCE, architecture) == ""
+
+@pytest.fixture
+def on_host(kernels_on_host: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """The plan's kernels, run by the host."""
+    monkeypatch.setattr(_plan_kernels, "kernels", lambda device, source, functions: kernels_on_host(source, functions))
+    return _plan_kernels.CudaPlan(torch.device("cpu"))
+
+
+def assert_same(one: Planned, other: Planned) -> None:
+    assert torch.equal(one.counts, other.counts)
+    for mine, theirs in zip(one.layout.tensors(), other.layout.tensors(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_kernels_run_by_the_host_plan_as_the_operators_do(on_host: Plan, dtype: torch.dtype) -> None:
+    @settings(max_examples=60, deadline=None)
+    @given(BATCHES, OLDER)
+    def check(batches: list[list[int]], older_rows: list[set[int]]) -> None:
+        assert_same(plan(batches, older_rows, dtype, on_host), plan(batches, older_rows, dtype))
+
+    check()
+
+
+@pytest.mark.parametrize("batches", [2730, 2731])  # with two lines more than a block's own counts hold, or as many
+def test_the_kernels_count_many_batches(on_host: Plan, batches: int) -> None:
+    rng = np.random.default_rng(batches)
+    asked = [rng.integers(0, 999, int(rng.integers(0, 3))).tolist() for _ in range(batches)]
+    before = [set(range(0, 999, 7))]
+    assert_same(plan(asked, before, torch.int32, on_host), plan(asked, before, torch.int32))
 
 
 @pytest.mark.gpu
@@ -137,15 +168,10 @@ def test_the_kernels_of_a_plan_compile(architecture: str, compile_cuda: Callable
     [(5, 1, 1, 0), (40, 3, 20, 1), (1000, 7, 3000, 2), (100_000, 8, 9000, 3), (50, 3000, 7, 4), (1 << 20, 13, 40_000, 1)],
 )
 def test_the_kernels_plan_as_the_operators_do(dtype: torch.dtype, rows: int, batches: int, size: int, older: int) -> None:
-    from rowferry.pipeline._plan_kernels import CudaPlan
-
     rng = np.random.default_rng(rows)
     asked = [rng.integers(0, rows, int(rng.integers(0, size + 1))).tolist() for _ in range(batches)]
     asked[-1].append(rows - 1)
     before = [set(rng.integers(0, rows, int(rng.integers(0, rows))).tolist()) for _ in range(older)]
     here = torch.device("cuda", torch.cuda.current_device())
-    fast = plan(asked, before, dtype, CudaPlan(here), "cuda")
-    plain = plan(asked, before, dtype, TorchPlan(), "cuda")
-    assert torch.equal(fast.counts, plain.counts)
-    for one, other in zip(fast.layout.tensors(), plain.layout.tensors(), strict=True):
-        assert torch.equal(one, other)
+    fast = plan(asked, before, dtype, _plan_kernels.CudaPlan(here), "cuda")
+    assert_same(fast, plan(asked, before, dtype, TorchPlan(), "cuda"))

@@ -10,6 +10,7 @@ import http.server
 import logging
 import os
 import re
+import signal
 import socket
 import threading
 from collections import deque
@@ -26,7 +27,7 @@ from obstore.store import S3Store
 SECRET_KEY = "wJalrXUtnFEMI-the-secret-of-the-test"
 REGION = "us-east-1"
 
-Fault = Literal["error", "refuse", "cut", "reset", "slow"]
+Fault = Literal["error", "refuse", "cut", "reset", "slow", "interrupt"]
 Publish = Callable[[Path], str]
 """``publish(path)`` has a file, or a folder with all that is in it, behind a URL, which is returned."""
 
@@ -66,12 +67,14 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
+        self.closing = threading.Event()
         self.ranges, self.faults, self.together, self.targets = [], deque(), None, []
         self.url = f"http://127.0.0.1:{self.server_port}"
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
     def close(self) -> None:
+        self.closing.set()
         self.shutdown()
         self._thread.join()
         self.server_close()
@@ -104,6 +107,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "reset":
             self.connection.shutdown(socket.SHUT_RDWR)
             return
+        if fault == "interrupt":  # Ctrl+C comes while there is no answer
+            os.kill(os.getpid(), signal.SIGINT)
+            self.server.closing.wait(timeout=60)
         if fault in ("error", "refuse"):
             self._answer(503 if fault == "error" else 403, {}, b"<Error>told to</Error>", None)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -106,6 +107,16 @@ def test_a_pipeline_over_a_failing_server_serves_the_rows_of_the_plain_loop(url:
             assert batch.data.equal(values[batch.index])
             seen.append(batch.index)
     assert torch.cat(seen).sort().values.equal(torch.arange(ROWS))
+
+
+def test_ctrl_c_ends_a_request_that_the_server_does_not_answer(npy: Path, over_http: Publish, files: Any) -> None:
+    with rf.open_store(over_http(npy)) as store:
+        files.faults.append("interrupt")
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            store.gather([5])
+        assert time.monotonic() - start < 10
+        assert store.gather([5]).shape == (1, WIDTH)
 
 
 # ---- what no retry heals --------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_memmaps_are_files_of_the_next_free_number(folder: Path, device: str) ->
     tables = [switcher("ModelFactoryMM", embedding_on(device)) for _ in range(2)]
     for table in tables:
         table.uniformDistributionInit(1, 2)
-    assert sorted(path.name for path in folder.iterdir()) == ["table0.memmap.cpy.npy", "table1.memmap.cpy.npy"]
+    assert sorted(path.name for path in folder.glob("*.npy")) == ["table0.memmap.cpy.npy", "table1.memmap.cpy.npy"]
     embedding = tables[0].model_variable
     tables[0].beforeForwardPass(np.array([30]))
     embedding.weight.data.fill_(9)

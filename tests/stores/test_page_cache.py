@@ -103,7 +103,7 @@ class Lock:
         assert nbytes > 0
         locked.append(pointer)
 
-    def release(self) -> None:
+    def release(self, *, wait: bool = False) -> None:
         self._locked.remove(self._pointer)
 
 

@@ -21,11 +21,12 @@ _MORE = {"overlap": ["compute", "transfer", "serve"], "peers": ["GB/s", "rowferr
 
 def print_record(record: dict[str, Any]) -> None:
     """A measurement, a table a group."""
-    machine, sizes, limit = record["machine"], record["sizes"], record["limit"]
+    machine, sizes, limit, threads = record["machine"], record["sizes"], record["limit"], record["host_threads"]
     print_facts(
         "bench",
         [
             ("device", f"{machine['gpu'] or machine['processor']}, {machine['cores']} cores"),
+            ("host threads", f"at most {threads['rowferry']} of rowferry's, {threads['torch']} of torch's"),
             ("rows", f"{sizes['store']}, {count(sizes['rows'])} rows of {count(sizes['row_bytes'])} bytes"),
             ("batch", f"{count(sizes['batch'])} rows, {size(sizes['batch'] * sizes['row_bytes'])}"),
             ("limit", _limit(limit)),

@@ -20,6 +20,7 @@ from rowferry._bench.reading import stamped
 from rowferry._bench.sizes import ROW_BYTES, Room, Sizes, filling, fit, fit_batch, pace
 from rowferry._bench.suite import Setup, Suite, limit_of
 from rowferry._bench.zarr_rows import zarr_rows
+from rowferry.pipeline._assembly import thread_count
 from rowferry.stores import Store, ZarrStore
 from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import CpuDevice, device_for
@@ -173,6 +174,7 @@ def _record(setup: Setup, path: str | None, threads: int | None) -> dict[str, An
         "program": PROGRAM,
         "format": FORMAT,
         "machine": {"device": str(setup.device.torch), **about(setup.device.torch)},
+        "host_threads": {"rowferry": thread_count(threads), "torch": torch.get_num_threads()},
         "sizes": {"store": type(setup.store).__name__, "path": path and shown(path), "threads": threads, **sizes},
         "limit": setup.limit._asdict(),
         "notes": notes,

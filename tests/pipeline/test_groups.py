@@ -1,0 +1,80 @@
+"""Small batches of a window that are gathered together: as if each had been gathered alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rowferry.pipeline import Pipeline
+from rowferry.pipeline.testing._host import SimulatedHost
+from rowferry.stores import ArrayStore
+from rowferry.stores.testing import SimulatedDevice
+
+ASKED = [[0], [1, 2], [[3, 4], [5, 6]], [], [7, 7, 0], [8], [9], [1]]
+
+
+@pytest.fixture
+def device() -> SimulatedDevice:
+    return SimulatedDevice()
+
+
+@pytest.fixture
+def batches(device: SimulatedDevice, numbered: Callable[..., Tensor]) -> Iterator[Any]:
+    """An epoch over numbered rows in windows of up to four batches: 1, 2, 4 and what is left."""
+    pipe = Pipeline(ArrayStore(numbered(10)), batch_sampler=ASKED, device=device, lookahead=4, mover="copy", staging_bytes=4096)  # type: ignore[arg-type]
+    pipe._new_host = lambda: SimulatedHost(device, 0)
+    with pipe:
+        yield iter(pipe)
+
+
+def test_they_are_right_and_came_by_one_launch_a_window(
+    device: SimulatedDevice, batches: Any, numbered: Callable[..., Tensor]
+) -> None:
+    found = list(batches)
+    device.drain()
+    for batch, asked in zip(found, ASKED, strict=True):
+        index = torch.tensor(asked, dtype=torch.int64)
+        assert torch.equal(batch.index, index)
+        assert torch.equal(batch.data, numbered(10)[index])
+    assert device.ran["serve"] == 4
+
+
+def test_a_change_in_place_spoils_nothing_that_a_graph_saved_of_another(device: SimulatedDevice, batches: Any) -> None:
+    found = list(batches)
+    device.drain()
+    weight = torch.ones(3, requires_grad=True)
+    loss = (found[1].data * weight).sum()
+    for batch in found[2:]:
+        batch.data.sub_(1.0)
+        batch.index.add_(1)
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [300.0, 302.0, 304.0]
+    assert found[1].index.tolist() == [1, 2]
+
+
+def test_on_another_stream_they_are_gathered_anew(
+    device: SimulatedDevice, batches: Any, numbered: Callable[..., Tensor]
+) -> None:
+    found = [next(batches) for _ in range(4)]  # the fourth is the first of its window
+    with device.use(device.stream("another")):
+        found += list(batches)
+    device.drain()
+    assert device.ran["serve"] == 5
+    for batch, asked in zip(found, ASKED, strict=True):
+        assert torch.equal(batch.data, numbered(10)[torch.tensor(asked, dtype=torch.int64)])
+    assert not device.races
+
+
+def test_batches_of_many_bytes_have_memory_of_their_own(
+    device: SimulatedDevice, batches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rowferry.pipeline._serving.GROUP_BYTES", 24)  # two rows
+    found = list(batches)
+    device.drain()
+    owners = [batch.data.untyped_storage().data_ptr() for batch in found if batch.data.numel()]
+    assert len(set(owners)) == 6  # rows 7, 7, 0 and row 8 make more than two rows; rows 9 and 1 do not
