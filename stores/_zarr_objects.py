@@ -20,7 +20,7 @@ from ._rows import ascending, pieces
 from ._select import Selection
 from ._zarr_files import MOST_INDEX_BYTES
 from ._zarr_layout import RawLayout, chunk_places
-from ._zarr_ranges import _distinct, _extent, _Part, _parts, missing_chunk
+from ._zarr_ranges import Part, distinct_places, extent_of, keys_of, missing_chunk, parts_of
 
 FETCH_BYTES = 64 << 20  # of parts of rows that are held at a time before what was selected of them is copied
 
@@ -59,13 +59,12 @@ class ObjectReader:
         name: str,
     ) -> None:
         self._layout, self._objects, self._strict, self._name = layout, objects, strict, name
-        self._metadata: Any = array.metadata
-        self._prefix = f"{array.path}/" if array.path else ""
+        self._key_of = keys_of(array, layout)
         self._columns = math.prod(layout.file_grid)
-        self._parts = _parts(layout, selection)
+        self._parts = parts_of(layout, selection)
         self._lengths = selection.lengths
         self._fetched = sum(
-            last - first for parts in self._parts.values() for first, last in (_extent(layout, part.inside) for part in parts)
+            last - first for parts in self._parts.values() for first, last in (extent_of(layout, part.inside) for part in parts)
         )
         self._indices = _Indices(layout)
 
@@ -84,7 +83,7 @@ class ObjectReader:
             np.take(found, inverse, axis=0, out=target, mode="clip")
 
     def _gather(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        places, which = _distinct(rows // self._layout.outer[0])
+        places, which = distinct_places(rows // self._layout.outer[0])
         files = (places[:, None] * self._columns + np.array(list(self._parts))).reshape(-1)  # a column each
         begins = self._chunks(files).reshape(places.size, len(self._parts), -1)
         fetches = [
@@ -92,10 +91,10 @@ class ObjectReader:
             for column, parts in enumerate(self._parts.values())
             for part in parts
         ]
-        there = self._objects.read([self._key(file) for file in files.tolist()], [each.records for each in fetches])
+        there = self._objects.read([self._key_of(file) for file in files.tolist()], [each.records for each in fetches])
         for fetch, exists in zip(fetches, there, strict=True):
             if self._strict and not exists.all():
-                raise missing_chunk(self._key(int(files[fetch.files[~exists][0]])), self._name)
+                raise missing_chunk(self._key_of(int(files[fetch.files[~exists][0]])), self._name)
             if fetch.found is not None:
                 out[(fetch.at, *fetch.target)] = fetch.found
             elif not self._layout.stored.isnative:
@@ -106,7 +105,7 @@ class ObjectReader:
     def _fetch(
         self,
         rows: NDArray[np.int64],
-        part: _Part,
+        part: Part,
         begins: NDArray[np.int64],
         which: NDArray[np.int64],
         files: NDArray[np.int64],
@@ -114,7 +113,7 @@ class ObjectReader:
     ) -> _Fetch:
         """What to fetch of one part of ``rows``; those whose chunk a shard does not have are filled."""
         layout = self._layout
-        first, last = _extent(layout, part.inside)
+        first, last = extent_of(layout, part.inside)
         chunk = rows % layout.outer[0] // layout.chunk[0] * math.prod(layout.inner_grid[1:]) + part.chunk
         starts = begins[which, chunk]
         at = np.flatnonzero(starts >= 0)
@@ -146,7 +145,7 @@ class ObjectReader:
         indices = self._indices
         known = {file: found for file in files.tolist() if (found := indices.get(file)) is not None}
         missing = [file for file in files.tolist() if file not in known]
-        keys = [self._key(file) for file in missing]
+        keys = [self._key_of(file) for file in missing]
         for file, key, head in zip(missing, keys, self._objects.ends(keys, index.nbytes, at_start=index.at_start), strict=True):
             if head is None and self._strict:
                 raise missing_chunk(key, self._name)
@@ -167,12 +166,6 @@ class ObjectReader:
             return chunk_places(index, np.frombuffer(head.data, np.uint8), head.size, self._layout.chunk_nbytes, name)
         except ValueError as error:
             raise OSError(errno.EIO, str(error)) from error
-
-    def _key(self, file: int) -> str:
-        place, column = divmod(file, self._columns)
-        grid = self._layout.file_grid
-        along = tuple(map(int, np.unravel_index(column, grid))) if grid else ()
-        return self._prefix + str(self._metadata.encode_chunk_key((place, *along)))
 
 
 @final
