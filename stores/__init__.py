@@ -8,6 +8,7 @@ from ._open import as_store as as_store
 from ._open import create_store as create_store
 from ._open import open_store as open_store
 from ._pinned import PinnedStore as PinnedStore
+from ._remote_store import RemoteStore as RemoteStore
 from ._safetensors import SafetensorsStore as SafetensorsStore
 from ._zarr import ZarrStore as ZarrStore
 
@@ -16,6 +17,7 @@ __all__ = [
     "DeviceStore",
     "MemmapStore",
     "PinnedStore",
+    "RemoteStore",
     "SafetensorsStore",
     "Store",
     "ZarrStore",

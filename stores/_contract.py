@@ -42,6 +42,7 @@ class Store(Whereabouts, UsedByKernels, ABC):
         shape: ``(rows, *row_shape)``.
         dtype: a torch dtype; rows are torch tensors of it.
         writable: whether ``scatter`` is allowed.
+        remote: rows come over a network: each request has its way there and back.
         chunk_rows: rows that are read or written together (1 where rows are independent); callers that split a
             request do it between chunks.
         block_rows: rows of a chunk of the file, which ``shuffle="chunks"`` keeps together; 1 where it has none.
@@ -52,6 +53,7 @@ class Store(Whereabouts, UsedByKernels, ABC):
     shape: tuple[int, ...]
     dtype: torch.dtype
     writable: bool
+    remote: bool = False
     chunk_rows: int = 1
     block_rows: int = 1
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +20,11 @@ from ._files import Mode, beside, publish, refuse_existing
 from ._layout import check_layout
 from ._memmap import MemmapStore, write_npy
 from ._part import PartStore
-from ._safetensors import INDEX_SUFFIX, SafetensorsStore
+from ._remote_store import RemoteStore
+from ._safetensors import SafetensorsStore
+from ._safetensors_header import INDEX_SUFFIX
 from ._select import refuse_to_write, selection_of
+from ._url import is_url, kind_of_url, parse_url, refuse_to_write_url
 from ._zarr import ZarrStore
 from ._zarr_create import create_zarr
 
@@ -38,15 +40,18 @@ def open_store(
     select: Any = None,
     cache: Cache = "keep",
     durability: Durability = "flush",
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Store:
     """The rows of a file: a ``MemmapStore`` for .npy, a ``ZarrStore`` for .zarr, .zip or another directory, a
     ``SafetensorsStore`` for one tensor of a .safetensors, or of a model split over several, by its .safetensors.index.json.
+    Behind a URL: a ``ZarrStore`` for .zarr, a ``RemoteStore`` for the others.
 
     Reads the header or metadata only, and changes no byte of the file.
 
     Args:
-        path: a local path.
-        mode: ``"r"``, or ``"r+"`` to write (then the file is locked against other writers).
+        path: a local path, or a URL (``s3://``, ``http://``, ``https://``; ``gs://`` and ``az://`` untested), which needs
+            ``rowferry[remote]``.
+        mode: ``"r"``, or ``"r+"`` to write a local file (then it is locked against other writers).
         array: name of an array inside a zarr group, or of a tensor inside a .safetensors.
         dtype: what elements are that the format has no type for, such as ``torch.bfloat16``. No cast.
         select: a part of each row, with ``mode="r"`` only: an index of one row, as NumPy's basic indexing takes it, of
@@ -54,11 +59,20 @@ def open_store(
             ``0`` makes rows ``(128,)``. Of a .npy it is a view; of a zarr, chunks outside of it are not read.
         cache: of a .npy or .safetensors: "drop" gives up the page cache's copy of rows from the disk; see MemmapStore.
         durability: of a .npy that is written: "flush", or "atomic": after a crash, the last flush; see MemmapStore.
+        storage_options: of a URL: passed on to obstore; see ``RemoteStore``.
 
     Raises:
+        PermissionError: a URL is to be written. ImportError: without ``rowferry[remote]``, for a URL.
         FileNotFoundError: nothing is there. ValueError: of no known kind, broken, or cut off.
         TypeError: elements that cannot be rows. BlockingIOError: open for writing elsewhere.
     """
+    if is_url(path):
+        refuse_to_write_url(path, mode)
+        if (cache, durability) != ("keep", "flush"):
+            raise ValueError(f"cache and durability are of local files; {parse_url(str(path)).name} is a URL")
+        return _open_url(str(path), array, dtype, select, storage_options)
+    if storage_options:
+        raise ValueError(f"storage_options are of URLs; {os.fspath(path)} is a local path")
     kind = kind_of(path)
     if not os.path.lexists(path):
         raise FileNotFoundError(f"{os.fspath(path)} does not exist; create_store makes a new one")
@@ -69,16 +83,17 @@ def open_store(
         return _part_of(MemmapStore(path, mode, dtype=dtype, cache=cache, durability=durability), select)
     _refuse_durability(durability, path)
     if kind == "safetensors":
-        if mode != "r":
-            raise ValueError(
-                f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr"
-            )
+        _refuse_mode(mode)
         return _part_of(SafetensorsStore(path, array, dtype=dtype, cache=cache), select)
-    if cache != "keep":
-        raise ValueError(
-            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
-        )
+    _refuse_cache(cache, path)
     return ZarrStore(path, mode, array=array, dtype=dtype, select=select)
+
+
+def _open_url(url: str, array: str | None, dtype: torch.dtype | None, select: Any, options: Mapping[str, Any] | None) -> Store:
+    where = parse_url(url)
+    if kind_of_url(where) == "zarr":
+        return ZarrStore(url, array=array, dtype=dtype, select=select, storage_options=options)
+    return _part_of(RemoteStore(url, array=array, dtype=dtype, storage_options=options), select)
 
 
 def _part_of(store: Store, select: Any) -> Store:
@@ -172,8 +187,7 @@ def kind_of(path: str | os.PathLike[str], *, new: bool = False) -> Literal["npy"
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path is a str or os.PathLike, not a {type(path).__name__}; as_store takes arrays")
     name = str(os.fspath(path))
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name):
-        raise ValueError(f"{name} is a URL; this version opens local paths only. Copy it to a disk first, or mount it")
+    refuse_to_write_url(path)
     suffix = Path(name).suffix.lower()
     if suffix == ".npy":
         return "npy"
@@ -196,6 +210,18 @@ def _refuse_durability(durability: Durability, path: str | os.PathLike[str]) -> 
     if durability != "flush":
         raise ValueError(
             f"durability={durability!r} is of .npy; of {os.fspath(path)} each chunk is replaced whole, and that is all"
+        )
+
+
+def _refuse_mode(mode: Mode) -> None:
+    if mode != "r":
+        raise ValueError(f"mode is {mode!r}; a .safetensors is read-only ('r'). To change rows, save() them as .npy or .zarr")
+
+
+def _refuse_cache(cache: Cache, path: str | os.PathLike[str]) -> None:
+    if cache != "keep":
+        raise ValueError(
+            f"cache={cache!r} is of .npy and .safetensors; {os.fspath(path)} is a zarr array, whose reader has no such choice"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import weakref
@@ -17,10 +16,7 @@ from numpy.typing import NDArray
 from ._contract import Store
 from ._file_reads import Cache, check_cache
 from ._mapped_rows import MappedRows
-from ._safetensors_header import Tensor, header_length, listed, parse_header
-
-INDEX_SUFFIX = ".safetensors.index.json"
-_MOST_INDEX_BYTES = 100_000_000
+from ._safetensors_header import INDEX_SUFFIX, MOST_INDEX_BYTES, Tensor, file_of, header_length, parse_header, tensor_named
 
 
 @final
@@ -83,12 +79,7 @@ class SafetensorsStore(Store):
         size = os.fstat(self._fd).st_size
         length = header_length(os.pread(self._fd, 8, 0), size, str(file))
         tensors = parse_header(os.pread(self._fd, length, 8), size, str(file))
-        if array is None and len(tensors) == 1:
-            return next(iter(tensors.items()))
-        if array not in tensors:
-            wanted = "pass array= to say which tensor" if array is None else f"there is no tensor {array!r}"
-            raise ValueError(f"{file}: {wanted}; it has {listed(tensors)}")
-        return array, tensors[array]
+        return tensor_named(array, tensors, str(file))
 
     @property
     def identity(self) -> Hashable:
@@ -122,19 +113,5 @@ class SafetensorsStore(Store):
 def _file_of(index: Path, array: str | None) -> Path:
     """Which of a model's files has the tensor, by its index. A file's name in it leads to no other folder."""
     with index.open("rb") as file:
-        text = file.read(_MOST_INDEX_BYTES + 1)
-    try:
-        if len(text) > _MOST_INDEX_BYTES:
-            raise ValueError(f"it has more than {_MOST_INDEX_BYTES:,} bytes")
-        files = json.loads(text)["weight_map"]
-        if not isinstance(files, dict):
-            raise ValueError("its weight_map is no object")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{index} is no index of .safetensors files: {error!r}") from error
-    if array is None or array not in files:
-        wanted = "pass array= to say which tensor" if array is None else f"there is no tensor {array!r}"
-        raise ValueError(f"{index}: {wanted}; it has {listed(files)}")
-    name = files[array]
-    if not isinstance(name, str) or Path(name).name != name or not name.lower().endswith(".safetensors"):
-        raise ValueError(f"{index} says that {array!r} is in {name!r}; it must be a .safetensors file beside it")
-    return index.with_name(name)
+        text = file.read(MOST_INDEX_BYTES + 1)
+    return index.with_name(file_of(array, text, str(index)))

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
 MOST_HEADER_BYTES = 100_000_000  # the format's own limit
+INDEX_SUFFIX = ".safetensors.index.json"
+MOST_INDEX_BYTES = 100_000_000
 _METADATA = "__metadata__"
 
 # What the format calls an element -> torch's dtype, and the elements as NumPy can hold them.
@@ -106,6 +109,50 @@ def parse_header(text: bytes, size: int, name: str) -> dict[str, Tensor]:
             raise ValueError(f"{name} has a broken .safetensors header: {key!r} overlaps {before!r}")
         end, before = tensor.stop, key
     return tensors
+
+
+def tensor_named(array: str | None, tensors: dict[str, Tensor], name: str) -> tuple[str, Tensor]:
+    """The tensor called ``array``, and its name; ``array`` may be None where there is one only.
+
+    Raises:
+        ValueError: there is none of that name in ``name``, the file.
+    """
+    if array is None and len(tensors) == 1:
+        return next(iter(tensors.items()))
+    if array is None or array not in tensors:
+        raise ValueError(f"{name}: {_asked(array)}; it has {listed(tensors)}")
+    return array, tensors[array]
+
+
+def file_of(array: str | None, text: bytes, name: str) -> str:
+    """Which of a model's files has the tensor ``array``: a file's name, which leads to no other folder.
+
+    Args:
+        array: its name; None is an error that lists those there are.
+        text: the index, up to its first ``MOST_INDEX_BYTES + 1`` bytes.
+        name: what errors call the index.
+
+    Raises:
+        ValueError: no such tensor, no index, or one that leads elsewhere.
+    """
+    try:
+        if len(text) > MOST_INDEX_BYTES:
+            raise ValueError(f"it has more than {MOST_INDEX_BYTES:,} bytes")
+        files = json.loads(text)["weight_map"]
+        if not isinstance(files, dict):
+            raise ValueError("its weight_map is no object")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{name} is no index of .safetensors files: {error!r}") from error
+    if array is None or array not in files:
+        raise ValueError(f"{name}: {_asked(array)}; it has {listed(files)}")
+    file = files[array]
+    if not isinstance(file, str) or PurePath(file).name != file or not file.lower().endswith(".safetensors"):
+        raise ValueError(f"{name} says that {array!r} is in {file!r}; it must be a .safetensors file beside it")
+    return file
+
+
+def _asked(array: str | None) -> str:
+    return "pass array= to say which tensor" if array is None else f"there is no tensor {array!r}"
 
 
 def listed(names: Any, most: int = 20) -> str:

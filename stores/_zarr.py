@@ -22,16 +22,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, final, get_args
 
 import numpy as np
 import torch
 import zarr
 from numpy.typing import NDArray
-from zarr.storage import LocalStore, ZipStore
 
 from . import _zarr_open
 from ._contract import Store
@@ -42,6 +40,7 @@ from ._zarr_decoded import Decoder
 from ._zarr_disk import ChunkSpace, sync_file_system
 from ._zarr_lock import LOCK_NAME, DirectoryLock, ReadersWriter
 from ._zarr_reading import Reading, Wanted
+from ._zarr_source import Source
 from ._zarr_touched import outer_chunk, write
 
 CACHE_BYTES = 256 << 20
@@ -56,7 +55,8 @@ class ZarrStore(Store):
     rows of a chunk that is decoded, or 1 where chunks are not compressed. ``block_rows`` is the rows of a chunk.
 
     Args:
-        source: path of a directory or ``.zip``, or an open ``zarr.Array`` (its store is used, and stays open).
+        source: path of a directory or ``.zip``, a URL (to read only; its shape stays what it was at the opening), or an
+            open ``zarr.Array`` (its store is used, and stays open).
         mode: ``"r"``, or ``"r+"`` to write. ``"r+"`` locks a directory against other writers (``BlockingIOError``
             names their process) and, where chunks are not compressed, reserves the disk space of chunks that do not
             exist yet (``OSError`` when the disk is too full). Both are one hidden file that ``close`` removes.
@@ -72,6 +72,7 @@ class ZarrStore(Store):
             installed and can read a local directory, else zarr.
         strict: a chunk that does not exist is a ``FileNotFoundError`` that names it, instead of fill values
             (zeros where the array has no fill value). Chunks left out inside a shard always read as fill values.
+        storage_options: of a URL; see ``RemoteStore``.
 
     Raises:
         FileNotFoundError: no such path. TypeError: elements that no torch dtype has.
@@ -92,42 +93,27 @@ class ZarrStore(Store):
         cache_bytes: int = CACHE_BYTES,
         decoder: Decoder = "auto",
         strict: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if mode not in ("r", "r+"):
             raise ValueError(f"mode is {mode!r}; it must be 'r' (read) or 'r+' (read and write)")
         if decoder not in get_args(Decoder):
             raise ValueError(f"decoder is {decoder!r}; it must be one of {', '.join(map(repr, get_args(Decoder)))}")
         refuse_to_write(select, mode)
-        if isinstance(source, zarr.Array):
-            if array is not None:
-                raise ValueError(f"array={array!r} names an array inside a path; an open zarr.Array was given")
-            if mode == "r+" and source.read_only:
-                raise PermissionError(f"{source.store_path} was opened read-only; open it with mode='r+' to write")
-            opened, self._owned = source, False
-        else:
-            opened, self._owned = _zarr_open.open_path(Path(source), mode, array), True
+        self._source = Source(source, mode, array, storage_options)
         try:
-            self._set_up(opened, mode, dtype, select, cache_bytes, decoder, strict)
+            self._set_up(mode, dtype, select, cache_bytes, decoder, strict)
         except BaseException:
-            if self._owned:
-                opened.store.close()
+            self._source.close()
             raise
 
     def _set_up(
-        self,
-        opened: zarr.Array[Any],
-        mode: Mode,
-        dtype: torch.dtype | None,
-        select: Any,
-        cache_bytes: int,
-        decoder: Decoder,
-        strict: bool,
+        self, mode: Mode, dtype: torch.dtype | None, select: Any, cache_bytes: int, decoder: Decoder, strict: bool
     ) -> None:
-        self._array = opened
+        self._array = opened = self._source.array
         self._pid = os.getpid()
-        self._root = Path(opened.store.root) if isinstance(opened.store, LocalStore) else None
-        self._directory = self._root / opened.path if self._root else None
-        self.name = self._make_name()
+        self._directory = self._source.directory
+        self.name, self.remote = self._source.name, self._source.objects is not None
         self.dtype, self._host_dtype = _zarr_open.element_types(opened, dtype, self.name)
         if not opened.shape:
             raise ValueError(f"{self.name} has rank 0; a store needs at least one dimension, its rows")
@@ -135,7 +121,7 @@ class ZarrStore(Store):
         selection = selection_of(select, tuple(row_shape), self.name)
         self.shape = (rows, *selection.shape)
         self.writable = mode == "r+"
-        self._wanted = Wanted(selection, cache_bytes, decoder, strict, self.name)
+        self._wanted = Wanted(selection, cache_bytes, decoder, strict, self.name, self._source.objects)
         self._reading = Reading(opened, self._wanted)
         self.block_rows = int(opened.chunks[0]) or 1
         outer_rows = int(outer_chunk(opened)[0]) or 1
@@ -143,33 +129,22 @@ class ZarrStore(Store):
         self._stamp, self._writers = self._metadata_stamp(), self._writers_stamp()
         self._exclusive = ReadersWriter()
         self._space: ChunkSpace | None = None
-        if self.writable and self._root is not None:
-            lock = DirectoryLock(self._root / opened.path)
+        root = self._source.root
+        if self.writable and root is not None:
+            lock = DirectoryLock(root / opened.path)
             # A store that is dropped without close() must not stay locked for this process's life.
-            self._unlock = weakref.finalize(self, lock.close)
+            self._unlock: Any = weakref.finalize(self, lock.close)
             try:
-                self._space = ChunkSpace(opened, self._root, lock)
+                self._space = ChunkSpace(opened, root, lock)
             except BaseException:
                 self._unlock()
                 raise
-
-    def _make_name(self) -> str:
-        inner = f", array {self._array.path!r}" if self._array.path else ""
-        store = self._array.store
-        where = store.root if isinstance(store, LocalStore) else store.path if isinstance(store, ZipStore) else store
-        return f"{where}{inner}"
 
     # ---- the contract ----------------------------------------------------------------------------------------
 
     @property
     def identity(self) -> Hashable:
-        store, path = self._array.store, self._array.path
-        if self._directory is not None:
-            return ("zarr", os.path.realpath(self._directory))
-        if isinstance(store, ZipStore):
-            return ("zarr", os.path.realpath(store.path), path)
-        # zarr makes a new MemoryStore object over the same dict for each mode, so the dict is what identifies it.
-        return ("zarr", id(getattr(store, "_store_dict", store)), path)
+        return self._source.identity
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._require_same_process()
@@ -207,8 +182,7 @@ class ZarrStore(Store):
     def _close(self) -> None:
         if self._space is not None:
             self._unlock()
-        if self._owned:
-            self._array.store.close()
+        self._source.close()
 
     def describe(self) -> dict[str, Any]:
         """Metadata for people, as plain values that JSON can hold.
@@ -241,7 +215,7 @@ class ZarrStore(Store):
 
     def _call(self, rows: NDArray[np.int64], function: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            function(*args, **kwargs)
+            self._source.told(lambda: function(*args, **kwargs))
         except Exception as error:
             error.add_note(f"in {self.name}, {rows.size} rows from {rows.min()} to {rows.max()}")
             raise
@@ -273,10 +247,10 @@ class ZarrStore(Store):
         """The array as it is now. Another handle may have resized it: its old shape would read fill values for rows
         that are gone, and drop appended rows of an edge chunk when writing it.
 
-        A stat on disk; other stores than zips are asked for their metadata, one small read a request.
+        A stat on disk; other stores than zips and URLs are asked for their metadata, one small read a request.
         """
         array, stamp = self._array, self._metadata_stamp()
-        if stamp != self._stamp or (self._directory is None and not isinstance(array.store, ZipStore)):
+        if stamp != self._stamp or self._source.may_be_resized:
             now = _zarr_open.open_array(array.store, array.path, "r+" if self.writable else "r")
             if (now.shape[1:], now.dtype, outer_chunk(now)) != (array.shape[1:], array.dtype, outer_chunk(array)):
                 raise ValueError(f"{self.name} was replaced by an array of another layout since it was opened; open it again")

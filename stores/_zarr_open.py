@@ -42,7 +42,12 @@ def open_path(path: Path, mode: Mode, array: str | None) -> zarr.Array[Any]:
         raise
 
 
-def _find(store: Store, path: Path, mode: Mode, name: str) -> zarr.Array[Any]:
+def open_url(store: Store, url: str, array: str | None) -> zarr.Array[Any]:
+    """As ``open_path``, of a store behind a URL, to read. A URL at which nothing is found is a FileNotFoundError."""
+    return _find(store, url, "r", (array or "").strip("/"))
+
+
+def _find(store: Store, path: Path | str, mode: Mode, name: str) -> zarr.Array[Any]:
     where = f"{path}, array {name!r}" if name else str(path)
     try:
         # By its own path, so that an old copy of its metadata in a consolidated group is not used.
@@ -53,13 +58,20 @@ def _find(store: Store, path: Path, mode: Mode, name: str) -> zarr.Array[Any]:
         pass
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{where} cannot be opened: {error}") from error
+    remote = isinstance(path, str)
     try:
-        group = zarr.open_group(store, mode="r", use_consolidated=False)
+        group = zarr.open_group(store, mode="r", use_consolidated=None if remote else False)
     except (FileNotFoundError, NodeTypeValidationError, ValueError, KeyError) as error:
         if name:
             raise ValueError(f"{path} is no group with an array {name!r}") from error
-        raise ValueError(f"{path} holds no zarr array: no zarr.json, .zarray or .zgroup was found in it") from error
-    names = ", ".join(sorted(key for key, member in group.members(max_depth=None) if isinstance(member, zarr.Array))) or "none"
+        kind = FileNotFoundError if remote else ValueError
+        raise kind(f"{path} holds no zarr array: no zarr.json, .zarray or .zgroup was found in it") from error
+    if str(path).startswith("http") and group.metadata.consolidated_metadata is None:
+        names = "not listed by an HTTP server"
+    else:
+        names = (
+            ", ".join(sorted(key for key, member in group.members(max_depth=None) if isinstance(member, zarr.Array))) or "none"
+        )
     if name:
         raise ValueError(f"{path} has no array {name!r}; its arrays: {names}")
     raise ValueError(f"{path} is a group; name one of its arrays with array=. Its arrays: {names}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -22,7 +23,7 @@ from ._zarr_layout import RawLayout
 _WIDEST_RECORD = 1 << 20  # as in _bytes: wider rows are copied as fast in two dimensions
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A piece of every row: its chunk's place inside a file, what is taken of the chunk, and where it goes."""
 
     chunk: int
@@ -50,16 +51,15 @@ class RangeReader:
         self._strict = strict
         self._name = name
         self._selection = selection
-        self._metadata: Any = array.metadata
-        self._prefix = f"{array.path}/" if array.path else ""
+        self._key_of = keys_of(array, layout)
         self._columns = math.prod(layout.file_grid)
-        self._files = ChunkFiles(medium, layout, self._key, name)
+        self._files = ChunkFiles(medium, layout, self._key_of, name)
         self._row_nbytes = math.prod(layout.shape[1:]) * layout.stored.itemsize
         index = layout.index
         # All whole rows of all files are the records of one array, since files and chunks start at whole records.
         self._phase = index.nbytes % self._row_nbytes if index is not None and index.at_start else 0
         self._records = self._as_records(self._files.memory[self._phase :]) if layout.plain and selection.whole else None
-        self._parts = _parts(layout, selection)
+        self._parts = parts_of(layout, selection)
 
     def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
@@ -82,7 +82,7 @@ class RangeReader:
             Unmappable: the rows must be read in another way.
         """
         records = self._records
-        files, which = _distinct(rows // self._layout.outer[0])
+        files, which = distinct_places(rows // self._layout.outer[0])
         if records is not None and files.size <= self._files.most:
             if not self._gather_records(rows, files, which, self._as_records(target.reshape(-1).view(np.uint8))):
                 self._records = None  # some other program's shards: chunks start anywhere
@@ -142,10 +142,10 @@ class RangeReader:
 
     # ---- rows in parts -----------------------------------------------------------------------------------------
 
-    def _gather_parts(self, rows: NDArray[np.int64], column: int, parts: list[_Part], out: NDArray[Any]) -> None:
+    def _gather_parts(self, rows: NDArray[np.int64], column: int, parts: list[Part], out: NDArray[Any]) -> None:
         """The parts of ascending ``rows`` that are in one column of files."""
         layout = self._layout
-        places, which = _distinct(rows // layout.outer[0])
+        places, which = distinct_places(rows // layout.outer[0])
         files = places * self._columns + column
         firsts = np.flatnonzero(np.diff(rows // layout.chunk[0], prepend=-1))
         ends = np.append(firsts[1:], rows.size)
@@ -172,7 +172,7 @@ class RangeReader:
         stored = flat.reshape([layout.chunk[axis] for axis in layout.axes])
         return stored.transpose(np.argsort(layout.axes))
 
-    def _need(self, starts: list[NDArray[np.int64]], inside: NDArray[np.int64], parts: list[_Part]) -> None:
+    def _need(self, starts: list[NDArray[np.int64]], inside: NDArray[np.int64], parts: list[Part]) -> None:
         """Ask for the pages of what will be copied: of rows that lie together those, else whole chunks."""
         layout = self._layout
         lows, highs = [], []
@@ -180,7 +180,7 @@ class RangeReader:
             there = begin >= 0
             low, high = begin[there], begin[there] + layout.chunk_nbytes
             if layout.rows_first:
-                first, last = _extent(layout, part.inside)
+                first, last = extent_of(layout, part.inside)
                 low = low + inside[there] * (layout.chunk_nbytes // layout.chunk[0])
                 low, high = low + first, low + last
             lows.append(low)
@@ -197,15 +197,23 @@ class RangeReader:
         found: NDArray[np.int64] = self._files.places[slots, chunk * columns + column]
         return found
 
-    def _key(self, file: int) -> str:
-        place, column = divmod(file, self._columns)
-        grid = self._layout.file_grid
-        along = tuple(map(int, np.unravel_index(column, grid))) if grid else ()
-        return self._prefix + str(self._metadata.encode_chunk_key((place, *along)))
-
     def _require_all(self, files: NDArray[np.int64], slots: NDArray[np.int64]) -> None:
         if self._strict and bool((slots < 0).any()):
-            raise missing_chunk(self._key(int(files[slots < 0][0])), self._name)
+            raise missing_chunk(self._key_of(int(files[slots < 0][0])), self._name)
+
+
+def keys_of(array: zarr.Array[Any], layout: RawLayout) -> Callable[[int], str]:
+    """What gives the key of a file by its number: those of one place along the rows follow one another, in C order."""
+    metadata: Any = array.metadata
+    prefix = f"{array.path}/" if array.path else ""
+    grid = layout.file_grid
+
+    def key(file: int) -> str:
+        place, column = divmod(file, math.prod(grid))
+        along = tuple(map(int, np.unravel_index(column, grid))) if grid else ()
+        return prefix + str(metadata.encode_chunk_key((place, *along)))
+
+    return key
 
 
 def missing_chunk(key: str, name: str) -> FileNotFoundError:
@@ -215,20 +223,20 @@ def missing_chunk(key: str, name: str) -> FileNotFoundError:
     )
 
 
-def _parts(layout: RawLayout, selection: Selection) -> dict[int, list[_Part]]:
+def parts_of(layout: RawLayout, selection: Selection) -> dict[int, list[Part]]:
     """The parts of a selected row, by column of files."""
     inner = layout.inner_grid[1:]
-    found: dict[int, list[_Part]] = {}
+    found: dict[int, list[Part]] = {}
     for piece in selection.pieces(layout.chunk[1:]):
         file = [place // n for place, n in zip(piece.chunk, inner, strict=True)]
         chunk = [place % n for place, n in zip(piece.chunk, inner, strict=True)]
         column = int(np.ravel_multi_index(file, layout.file_grid)) if file else 0
         within = int(np.ravel_multi_index(chunk, inner)) if chunk else 0
-        found.setdefault(column, []).append(_Part(within, piece.inside, piece.target))
+        found.setdefault(column, []).append(Part(within, piece.inside, piece.target))
     return found
 
 
-def _extent(layout: RawLayout, inside: Box) -> tuple[int, int]:
+def extent_of(layout: RawLayout, inside: Box) -> tuple[int, int]:
     """First and last byte (exclusive) of a part inside a chunk's row that lies together."""
     first = last = 0
     step = layout.stored.itemsize
@@ -239,7 +247,7 @@ def _extent(layout: RawLayout, inside: Box) -> tuple[int, int]:
     return first, last + layout.stored.itemsize
 
 
-def _distinct(places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def distinct_places(places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Distinct places, ascending, and which of them each is."""
     if bool(np.all(places[1:] >= places[:-1])):
         new = np.concatenate(([True], places[1:] != places[:-1]))

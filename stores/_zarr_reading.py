@@ -13,10 +13,12 @@ import zarr
 from numpy.typing import NDArray
 from zarr.storage import LocalStore, ZipStore
 
+from ._remote import RemoteObjects
 from ._select import Selection
 from ._zarr_decoded import DecodedReader, Decoder
 from ._zarr_files import Folder, Medium, Unmappable, Zip
 from ._zarr_layout import RawLayout, raw_layout
+from ._zarr_objects import ObjectReader
 from ._zarr_ranges import RangeReader
 from ._zarr_touched import outer_chunk
 
@@ -33,6 +35,7 @@ class Wanted:
     decoder: Decoder
     strict: bool
     name: str
+    objects: RemoteObjects | None
 
 
 @final
@@ -45,7 +48,7 @@ class Reading:
 
     def __init__(self, array: zarr.Array[Any], wanted: Wanted) -> None:
         self._array, self._wanted = array, wanted
-        self._reader: RangeReader | DecodedReader
+        self._reader: RangeReader | ObjectReader | DecodedReader
         ranges = self._ranges() if math.prod(array.shape) else None
         self.by_ranges = ranges is not None
         self._reader = ranges if ranges is not None else self._decoded()
@@ -63,14 +66,18 @@ class Reading:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
         self._reader.invalidate(places)
 
-    def _ranges(self) -> RangeReader | None:
-        layout = raw_layout(self._array)
+    def _ranges(self) -> RangeReader | ObjectReader | None:
+        layout, wanted = raw_layout(self._array), self._wanted
         if layout is None:
             return None
+        if wanted.objects is not None:
+            if not layout.rows_first:
+                return None  # a row is all over its chunk, which is fetched whole
+            objects, selection = wanted.objects, wanted.selection
+            return ObjectReader(self._array, layout, objects, selection, strict=wanted.strict, name=wanted.name)
         medium = _medium(self._array, layout)
         if medium is None:
             return None
-        wanted = self._wanted
         return RangeReader(self._array, layout, medium, wanted.selection, strict=wanted.strict, name=wanted.name)
 
     def _decoded(self) -> DecodedReader:

@@ -20,6 +20,7 @@ EVERYTHING = [*SHIPPED, *(path for top in ("tests", "benchmarks", "examples") fo
 ONLY_IN = {
     "zarr": ("stores/_zarr*.py", "src/rowferry/_bench/zarr_rows.py"),
     "tensorstore": ("stores/_zarr_tensorstore.py",),
+    "obstore": ("stores/_remote.py",),
     "cupy": ("stores/_kernels.py", "stores/_pinned.py", "src/rowferry/_bench/peers.py"),
     "matplotlib": ("src/rowferry/_bench/plot.py", "src/rowferry/_commands/_picture.py"),
     "pynvml": ("src/rowferry/_commands/_link.py", "src/rowferry/_commands/_gpu.py"),
@@ -30,9 +31,9 @@ ONLY_IN = {
     "torch.cuda": ("stores/_devices.py", "stores/_pinning.py", "stores/_kernels.py"),
     # Threads that live on are started and joined in one file; a pool is used where a `with` ends it.
     "threading.Thread": ("pipeline/_engine.py",),
-    "concurrent.futures": ("stores/_pinning.py", "stores/testing/_suite*.py"),
+    "concurrent.futures": ("stores/_pinning.py", "stores/_remote.py", "stores/testing/_suite*.py"),
     "multiprocessing": (),
-    "asyncio": (),
+    "asyncio": ("stores/_remote.py",),
     "unittest": (),
     "time.sleep": (),
     "pickle": (),

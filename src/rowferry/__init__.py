@@ -20,6 +20,7 @@ from rowferry.stores import ArrayStore as ArrayStore
 from rowferry.stores import DeviceStore as DeviceStore
 from rowferry.stores import MemmapStore as MemmapStore
 from rowferry.stores import PinnedStore as PinnedStore
+from rowferry.stores import RemoteStore as RemoteStore
 from rowferry.stores import SafetensorsStore as SafetensorsStore
 from rowferry.stores import Store as Store
 from rowferry.stores import ZarrStore as ZarrStore

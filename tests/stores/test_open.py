@@ -50,8 +50,8 @@ def test_the_suffix_decides_which_store_it_is(tmp_path: Path, convert: Any) -> N
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("s3://bucket/x.zarr", "URL"),
-        ("file:///tmp/x.npy", "URL"),
+        ("ftp://host/x.npy", r"the scheme ftp://; known are s3://"),
+        ("file:///tmp/x.npy", r"the scheme file://; known are s3://"),
         ("x.npz", r"\.npz is an archive"),
         ("x.h5", r"the suffix \.h5.*\.npy.*\.zarr"),
         ("x.npy.gz", r"the suffix \.gz"),

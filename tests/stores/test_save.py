@@ -89,10 +89,10 @@ def test_a_group_with_other_arrays_is_not_replaced(tmp_path: Path) -> None:
     assert zarr.open_array(tmp_path / "g.zarr", path="a", mode="r").shape == (3,)
 
 
-@pytest.mark.parametrize("name", ["x.npz", "x", "s3://b/x.npy", "x.zip"])
+@pytest.mark.parametrize("name", ["x.npz", "x", "x.zip"])
 def test_a_kind_that_cannot_be_written_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"\.npy|URL|\.zarr"):
+    with pytest.raises(ValueError, match=r"\.npy|\.zarr"):
         ArrayStore(torch.ones(3)).save(name)
     assert names(tmp_path) == []
 

@@ -47,11 +47,11 @@ def row_cost(store: Store, seed: int = 0) -> RowCost | None:
     most = max(min(WINDOW_ROWS, WINDOW_BYTES // max(store.row_nbytes * store.chunk_rows, 1)), 1)
     window = np.unique(rng.integers(0, total, min(most, total)))
     store.gather(alone[:1])  # what is set up at the first read is not a row's cost
-    before, start = _bytes_read(), time.perf_counter()
+    before, start = _bytes_read(store), time.perf_counter()
     alone_read = _read_alone(store, alone, start + ALONE_SECONDS)
-    between, middle = time.perf_counter(), _bytes_read()
+    between, middle = time.perf_counter(), _bytes_read(store)
     store.gather(window)
-    end, after = time.perf_counter(), _bytes_read()
+    end, after = time.perf_counter(), _bytes_read(store)
     mapped = _mapped_place(store)
     return RowCost(
         alone_rows=alone_read,
@@ -84,6 +84,8 @@ def _mapped_place(store: Store) -> tuple[int, int, int, int] | None:
 
     None for rows that are read otherwise. Chunks of a zarr count as if they followed one another.
     """
+    if store.remote:
+        return None
     if isinstance(store, ZarrStore):
         return (1, store.row_nbytes, 0, store.nbytes) if store.chunk_rows == 1 and store.block_rows > 1 else None
     if not isinstance(store, MemmapStore):
@@ -112,8 +114,11 @@ def _mapped_bytes(parts: int, nbytes: int, offset: int, total: int, rows: NDArra
     return min(pages * parts, most) * mmap.PAGESIZE / len(rows)
 
 
-def _bytes_read() -> int | None:
-    """Bytes that this process has read by system calls so far, from the page cache or not; None where nobody may know."""
+def _bytes_read(store: Store) -> int | None:
+    """Bytes that this process has read by system calls so far, from the page cache or not; None where nobody may know, and
+    for a store whose rows come from elsewhere."""
+    if store.remote:
+        return None
     try:
         counters = Path("/proc/self/io").read_text("ascii")
     except (FileNotFoundError, PermissionError):

@@ -8,8 +8,11 @@ import torch
 import typer
 
 from rowferry.stores import Store, open_store
+from rowferry.stores._url import is_url, parse_url
 
-PathArgument = Annotated[str, typer.Argument(metavar="PATH", help="A .npy or .safetensors file, or a .zarr directory or .zip.")]
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A .npy or .safetensors file, a .zarr directory or .zip, or a URL.")
+]
 ArrayOption = Annotated[
     str | None, typer.Option("--array", metavar="NAME", help="The array inside a zarr group, or the tensor in a .safetensors.")
 ]
@@ -36,6 +39,11 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 def dtype_name(dtype: torch.dtype) -> str:
     """``float16`` for ``torch.float16``."""
     return str(dtype).removeprefix("torch.")
+
+
+def shown(path: str) -> str:
+    """``path`` as it may be printed: of a URL, without its query, which may be a signature."""
+    return parse_url(path).name if is_url(path) else path
 
 
 def open_named(path: str, array: str | None, stored: str | None) -> Store:

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 CUPY_PACKAGES = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
-_PACKAGES = ("numpy", "zarr", "nvidia-ml-py", "tensorstore", "scikit-learn")
+_PACKAGES = ("numpy", "zarr", "nvidia-ml-py", "tensorstore", "obstore", "scikit-learn")
 
 
 def own_version() -> str:

@@ -29,7 +29,7 @@ from ._about import about
 from ._bench_tables import print_comparison, print_record
 from ._device import device_named
 from ._output import plain, progress, refusals
-from ._stores import ArrayOption, StoredOption, open_named
+from ._stores import ArrayOption, StoredOption, open_named, shown
 
 SECONDS, QUICK_SECONDS = 300.0, 30.0
 _MOST_SPARE = 30.0  # seconds, or a quarter: for starting Python, and for what was begun when the time ends
@@ -127,14 +127,14 @@ def _with_path(
     """The user's file, read; and a pinned table of rows of its size, written in its place."""
     store = held.enter_context(open_named(path, array, stored))
     if not store.nbytes:
-        raise ValueError(f"{path} holds no bytes: its shape is {store.shape}; name a file with rows in it")
+        raise ValueError(f"{shown(path)} holds no bytes: its shape is {store.shape}; name a file with rows in it")
     limit = limit_of(device)
     fitting, notes = fit_batch(batch, store.row_nbytes, device_free=device.free_bytes(), on_gpu=device.is_cuda)
     sizes = _paced(store, Sizes(len(store), store.row_nbytes, fitting, notes), seconds)
     made = fit(None, store.row_nbytes, sizes.batch, _room(device, len(store), store.row_nbytes, seconds, quick=True))
     written = held.enter_context(stamped(min(made.rows, len(store)), store.row_nbytes))
-    note = f"{path} is only read; a pinned table of {len(written):,} rows of that size is written in its place"
-    host = zarr_rows(path, array, store) if isinstance(store, ZarrStore) else None
+    note = f"{shown(path)} is only read; a pinned table of {len(written):,} rows of that size is written in its place"
+    host = zarr_rows(path, array, store) if isinstance(store, ZarrStore) and not store.remote else None
     sizes = sizes._replace(notes=(*sizes.notes, note))
     return Setup(store, written, table_of(store, device, host), device, sizes, limit, _settings(sizes, threads))
 
@@ -175,7 +175,7 @@ def _record(setup: Setup, path: str | None, threads: int | None) -> dict[str, An
         "format": FORMAT,
         "machine": {"device": str(setup.device.torch), **about(setup.device.torch)},
         "host_threads": {"rowferry": thread_count(threads), "torch": torch.get_num_threads()},
-        "sizes": {"store": type(setup.store).__name__, "path": path, "threads": threads, **sizes},
+        "sizes": {"store": type(setup.store).__name__, "path": path and shown(path), "threads": threads, **sizes},
         "limit": setup.limit._asdict(),
         "notes": notes,
     }

@@ -14,7 +14,7 @@ from rowferry.stores._convert import Layout
 from rowferry.stores._convert import convert as convert_rows
 
 from ._output import JsonOption, count, print_facts, print_json, refusals, size
-from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, open_named
+from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, open_named, shown
 
 Packing = Literal["raw", "zstd", "blosc"]
 
@@ -41,7 +41,7 @@ def convert(
     """
     with refusals(), open_named(source, array, stored_dtype) as store:
         layout = Layout(chunk_rows, False if shard_rows == 0 else shard_rows, None if compressor == "raw" else compressor)
-        result = {"source": source, "array": array, "target": target, **run(store, target, layout, quiet=json)}
+        result = {"source": shown(source), "array": array, "target": target, **run(store, target, layout, quiet=json)}
     if json:
         print_json(result)
     else:

@@ -10,7 +10,7 @@ from rowferry.stores._rows import rows_read_for_a_row
 
 from ._output import JsonOption, count, print_facts, print_json, refusals, size
 from ._sample import RowCost, npy_header, row_cost
-from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, open_named
+from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, open_named, shown
 
 WINDOW_BYTES = 1 << 30  # of a slot: the default staging is 2 GiB for two
 _LAYOUT = ("order", "zarr_format", "dimension_names", "units", "scale_factor", "add_offset", "chunks", "shards", "compressor")
@@ -22,9 +22,9 @@ def inspect(path: PathArgument, array: ArrayOption = None, stored_dtype: StoredO
         facts = describe(store)
         cost = row_cost(store)
     if json:
-        print_json({"path": path, "array": array, **facts, "random_row": cost._asdict() if cost else None})
+        print_json({"path": shown(path), "array": array, **facts, "random_row": cost._asdict() if cost else None})
     else:
-        print_facts(path, _lines(facts, cost))
+        print_facts(shown(path), _lines(facts, cost))
 
 
 def describe(store: Store) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rowferry.stores import Store
 
 from ._device import device_named, finish
 from ._output import JsonOption, count, print_facts, print_json, progress, refusals, share, waits
-from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, dtype_named, open_named
+from ._stores import ArrayOption, PathArgument, StoredOption, dtype_name, dtype_named, open_named, shown
 
 
 def stream(
@@ -33,11 +33,11 @@ def stream(
         target, cast = device_named(device), dtype_named(dtype)
         with open_named(path, array, stored_dtype) as store:
             result = run(store, target, cast, batch_size, epochs, limit_batches, quiet=json)
-    result = {"path": path, "array": array, **result}
+    result = {"path": shown(path), "array": array, **result}
     if json:
         print_json(result)
     else:
-        print_facts(path, _lines(result))
+        print_facts(shown(path), _lines(result))
 
 
 def run(
