@@ -135,17 +135,22 @@ def _of_v3(array: zarr.Array[Any], codecs: tuple[Any, ...]) -> _Found | None:
     axes = tuple(range(array.ndim))
     for each in before:
         axes = tuple(axes[place] for place in each.order)
-    endian = last.endian.value if last.endian is not None else "native"
+    endian = _text(last.endian) if last.endian is not None else "native"
     return _ORDERS[endian], axes, index
 
 
 def _index(sharding: ShardingCodec, chunks: int) -> ShardIndex | None:
     """None for an index that is itself compressed, or otherwise unusual."""
     first, *rest = sharding.index_codecs
-    plain = isinstance(first, BytesCodec) and first.endian is not None and first.endian.value == "little"
+    plain = isinstance(first, BytesCodec) and first.endian is not None and _text(first.endian) == "little"
     if not plain or len(rest) > 1 or not all(isinstance(each, Crc32cCodec) for each in rest):
         return None
-    return ShardIndex(chunks, sharding.index_location.value == "start", bool(rest))
+    return ShardIndex(chunks, _text(sharding.index_location) == "start", bool(rest))
+
+
+def _text(option: Any) -> str:
+    """A codec's option as zarr's metadata names it: a member of an enum in zarr 3.1, a plain string in later ones."""
+    return str(getattr(option, "value", option))
 
 
 def chunk_places(index: ShardIndex, head: NDArray[np.uint8], nbytes: int, chunk_nbytes: int, name: str) -> NDArray[np.int64]:
