@@ -176,7 +176,9 @@ def test_the_allocator_comes_to_rest() -> None:
     store = rf.PinnedStore.zeros((20_000, 16), torch.float32)
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, 20_000, rng.integers(900, 1_100)) for _ in range(1_000)]
-    with rf.Pipeline(store, batch_sampler=batches, writable=True, device="cuda", staging_bytes=8 << 20) as pipe:
+    with rf.Pipeline(
+        store, batch_sampler=batches, writable=True, device="cuda", staging_bytes=8 << 20, lookahead=16
+    ) as pipe:  # so that windows have long stopped growing at the half
         for number, batch in enumerate(pipe):
             batch.write_back(batch.values + 1)
             if number == 500:
