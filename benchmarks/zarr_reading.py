@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import zarr
 from _common import Options, arguments, report, save, synchronize
+from _disk import make_cold
 from numpy.typing import NDArray
 from zarr.codecs import ZstdCodec
 
@@ -57,12 +58,11 @@ def make(path: Path, rows: int, width: int, layout: dict[str, Any]) -> None:
     os.sync()
 
 
-def make_cold(path: Path) -> None:
-    for folder, _, names in os.walk(path):
-        for name in names:
-            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+def make_all_cold(folder: Path) -> None:
+    """Drop the pages of all files of an array."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            make_cold(path)
 
 
 # ---- readers: each opens the array and gives a function that takes sorted rows, or a slice of them --------------------
@@ -127,7 +127,7 @@ def compare(path: Path, work: str, ways: dict[str, Callable[[bool], float]], run
         for _ in range(runs):
             for name, way in ways.items():
                 if cold:
-                    make_cold(path)
+                    make_all_cold(path)
                 found[name].append(way(cold))
         middle = {name: statistics.median(rates) for name, rates in found.items()}
         ours = {name: middle.pop(name) for name in list(middle) if name.startswith("rowferry")}

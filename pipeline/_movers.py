@@ -27,7 +27,7 @@ from ._runs import Runs, are_few, copy_in, copy_out
 class Kernels(Protocol):
     """Row copies by a kernel, on the current stream. ``RowKernels`` on CUDA, ``TorchKernels`` elsewhere."""
 
-    def gather(self, out: Tensor, source: Tensor, rows: Tensor, *, blocks: int = 8) -> None:
+    def gather(self, out: Tensor, source: Tensor, rows: Tensor) -> None:
         """``out[i] = source[rows[i]]``."""
 
     def scatter(
@@ -38,7 +38,6 @@ class Kernels(Protocol):
         *,
         places: Tensor | None = None,
         marks: Tensor | None = None,
-        blocks: int = 8,
     ) -> None:
         """``target[rows[i]] = values[i]`` where ``marks[i]``."""
 
@@ -47,8 +46,7 @@ class Kernels(Protocol):
 class TorchKernels:
     """The same by torch operators, for devices without CUDA. The meaning of the kernels, and their oracle."""
 
-    def gather(self, out: Tensor, source: Tensor, rows: Tensor, *, blocks: int = 8) -> None:
-        del blocks
+    def gather(self, out: Tensor, source: Tensor, rows: Tensor) -> None:
         torch.index_select(as_ints(source), 0, rows, out=as_ints(out))
 
     def scatter(
@@ -59,9 +57,7 @@ class TorchKernels:
         *,
         places: Tensor | None = None,
         marks: Tensor | None = None,
-        blocks: int = 8,
     ) -> None:
-        del blocks
         rows = rows.to(torch.int64)
         values = values if places is None else values[places]
         if marks is not None:
