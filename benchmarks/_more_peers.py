@@ -6,9 +6,10 @@ Each is imported where it is used, and is listed as not installed where it is mi
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,6 @@ def _open_jax(table: Table, batch: int) -> Batched:
     del batch
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes most of the GPU's memory
     import jax
-    from jax.experimental.compute_on import compute_on
     from jax.sharding import SingleDeviceSharding
 
     assert table.store.memory is not None
@@ -131,16 +131,31 @@ def _open_jax(table: Table, batch: int) -> Batched:
     on_host = SingleDeviceSharding(target, memory_kind="pinned_host")
     rows = jax.device_put(table.store.memory.numpy(), on_host)
 
-    def gather(table_: Any, index: Any) -> Any:
-        return compute_on("device_host")(lambda source, places: source[places])(table_, index)
-
-    jitted = jax.jit(gather, out_shardings=SingleDeviceSharding(target, memory_kind="device"))
+    jitted = jax.jit(_gathered_by_the_host(jax), out_shardings=SingleDeviceSharding(target, memory_kind="device"))
 
     def batches(items: Iterable[Index]) -> Iterator[Tensor]:
         for index in items:
             yield torch.utils.dlpack.from_dlpack(jitted(rows, jax.device_put(index.astype(np.int32), on_host)))
 
     return batches
+
+
+def _gathered_by_the_host(jax: Any) -> Callable[[Any, Any], Any]:
+    """``table[index]`` as the host's part of a jitted function, as releases before and after 0.11 say it."""
+    from jax.experimental.compute_on import compute_on
+
+    def pick(table: Any, index: Any) -> Any:
+        return table[index]
+
+    if "out_memory_spaces" in inspect.signature(compute_on).parameters:
+        made: Callable[[Any, Any], Any] = compute_on(pick, compute_type="device_host", out_memory_spaces=jax.memory.Space.Host)
+        return made
+
+    def gather(table: Any, index: Any) -> Any:
+        with compute_on("device_host"):
+            return pick(table, index)
+
+    return gather
 
 
 def _jax_problem(table: Table) -> str:

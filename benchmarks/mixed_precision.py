@@ -26,6 +26,8 @@ from _mixed.resnet import DEPTHS
 from _mixed.training import Task, fits, largest, train
 from rich.console import Console
 
+from rowferry.stores._devices import resolve_device
+
 MODELS = (*(f"resnet{depth}" for depth in DEPTHS), *text.CELLS)
 FIRST_BATCH = 32  # the search for the largest begins here
 
@@ -83,7 +85,7 @@ def tasks(given: argparse.Namespace, folder: Path) -> tuple[list[Task], list[str
 
 def compared(given: argparse.Namespace, these: list[Task], console: Console) -> Iterator[output.Result]:
     """One result for each model and precision."""
-    device = torch.device(given.device)
+    device = resolve_device(given.device)  # with its number: a limit of memory is that of one device
     for task in these:
         for precision in given.precisions:
             figures = asdict(train(task, precision, device, given.epochs))

@@ -14,15 +14,26 @@ from ._overflow import Overflow
 class _Base:
     """What both kinds share. A batch's tensors belong to the user: it never changes under them."""
 
-    __slots__ = ("index", "item", "number")
+    __slots__ = ("_index", "_indices", "item", "number")
 
-    def __init__(self, number: int, index: Any, item: Any) -> None:
+    def __init__(self, number: int, indices: Callable[[], Any], item: Any) -> None:
         self.number = number
         """Which batch of the epoch, from 0."""
-        self.index = index
-        """The rows asked for, int64 on the device, in the index's own shape; a dict by table when there are several."""
+        self._indices: Callable[[], Any] | None = indices
+        self._index: Any = None
         self.item = item
         """What the batch sampler yielded, its tensors on the device; None with ``batch_size`` alone."""
+
+    @property
+    def index(self) -> Any:
+        """The rows asked for, int64 on the device, in the index's own shape; a dict by table when there are several.
+
+        Copied at the first look, on the stream that is then current; from then on the same tensor. RuntimeError when that
+        stream is captured into a graph.
+        """
+        if self._indices is not None:
+            self._index, self._indices = self._indices(), None
+        return self._index
 
 
 @final
@@ -35,8 +46,8 @@ class Batch(_Base):
 
     __slots__ = ("data",)
 
-    def __init__(self, number: int, index: Any, item: Any, data: Any) -> None:
-        super().__init__(number, index, item)
+    def __init__(self, number: int, indices: Callable[[], Any], item: Any, data: Any) -> None:
+        super().__init__(number, indices, item)
         self.data = data
         """Tensors of shape ``index.shape + row_shape`` in the structure of ``source``: one, a tuple or a dict."""
 
@@ -49,8 +60,16 @@ class Batch(_Base):
     def __len__(self) -> int:
         return len(self.data)
 
+    def __reduce__(self) -> Any:
+        return _batch_of, (self.number, self.index, self.item, self.data)
+
     def __repr__(self) -> str:
         return f"<Batch {self.number}: {_describe(self.data)}>"
+
+
+def _batch_of(number: int, index: Any, item: Any, data: Any) -> Batch:
+    """A batch that was pickled or copied."""
+    return Batch(number, lambda: index, item, data)
 
 
 @final
@@ -69,7 +88,7 @@ class WritableBatch(_Base):
     def __init__(
         self,
         number: int,
-        index: Any,
+        indices: Callable[[], Any],
         item: Any,
         *,
         rows: Any,
@@ -78,7 +97,7 @@ class WritableBatch(_Base):
         lookup: Callable[[WritableBatch], Any],
         write: Callable[[WritableBatch, Any], None],
     ) -> None:
-        super().__init__(number, index, item)
+        super().__init__(number, indices, item)
         self.rows = rows
         self.inverse = inverse
         self.values = values

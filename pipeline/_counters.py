@@ -46,8 +46,7 @@ class Counters:
     _epoch_since: float | None = None
 
     def served(self, rows: int, nbytes: int) -> None:
-        """A batch was given to the user."""
-        self.batches += 1
+        """Rows of one table were given to the user. What gives them counts the batches."""
         self.rows += rows
         self.bytes += nbytes
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, final
+
+from torch import Tensor
 
 from rowferry.stores._device_contract import Device
 
@@ -117,13 +120,13 @@ class Epoch(Iterator[Any]):
 
     def _batch(self, taken: Taken) -> Batch | WritableBatch:
         source, number = self._source, taken.request.number
-        index, item = source.build(taken.index), taken.item
+        indices, item = functools.partial(_looked_at, self._device, source, taken.index), taken.item
         values = source.build([table.build(columns) for table, columns in zip(source.tables, taken.columns, strict=True)])
         if not taken.rows:
-            return Batch(number, index, item, values)
+            return Batch(number, indices, item, values)
         return WritableBatch(
             number,
-            index,
+            indices,
             item,
             rows=source.build(taken.rows),
             inverse=source.build(taken.inverse),
@@ -171,6 +174,12 @@ class Epoch(Iterator[Any]):
         if unknown:
             raise KeyError(f"source has no table {unknown[0]!r}; it has {', '.join(map(repr, numbers))}")
         return {numbers[name]: values for name, values in changed.items()}
+
+
+def _looked_at(device: Device, source: Source, index: Sequence[Callable[[], Tensor]]) -> Any:
+    """The rows that a batch asked for, by table."""
+    refuse_capture(device, "the first look at batch.index")
+    return source.build([rows() for rows in index])
 
 
 def refuse_fork(pid: int) -> None:

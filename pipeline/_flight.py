@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,16 +18,24 @@ from ._staging import Carved
 from ._window import Layout
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Snapshot:
-    """Ids of one or more batches in pinned memory: ``ids`` is a view of ``buffer``; ``uses`` batches hold a part of it."""
+    """Ids of one or more batches in pinned memory, one after the other.
+
+    Attributes:
+        buffer: the pool's; ``ids`` is a view of it, and ``host`` the same memory for NumPy.
+        filled: ids that are taken, from the first on.
+        uses: batches that hold a part of it.
+    """
 
     buffer: Tensor
     ids: Tensor
-    uses: int
+    host: NDArray[Any]
+    filled: int = 0
+    uses: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Asked:
     """The rows that one batch asks of one table: checked, in ``[0, rows)``, C order, ``count`` of them.
 
@@ -44,7 +53,7 @@ class Asked:
     start: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Request:
     """One batch as the sampler gave it.
 
@@ -61,7 +70,7 @@ class Request:
     item: Any
     asked: tuple[Asked, ...]
     state: Any = None
-    pinned: list[Tensor] = field(default_factory=list)
+    pinned: Sequence[Tensor] = ()
     walk: bool = False
 
 

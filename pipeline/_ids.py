@@ -18,8 +18,10 @@ from rowferry.stores._device_contract import Device
 from ._flight import Asked, Snapshot
 from ._sampling import Positions
 from ._shuffle import Permutation
+from ._source import Table
 from ._staging import PinnedPool, typed
 
+SNAPSHOT_IDS = 4 << 20  # most ids of a snapshot that is made for several batches
 INDEX_LIMIT = 2**31  # tables below it are addressed by int32: half the bytes across the link
 
 Permute = Callable[[Tensor, int, Permutation], None]
@@ -29,21 +31,40 @@ Permute = Callable[[Tensor, int, Permutation], None]
 @final
 class Snapshots:
     """Pinned copies of the sampler's ids, made when they are taken: the caller may change its array as soon as we have
-    returned to it. They go to the device from where they are. The producer's thread only."""
+    returned to it. They go to the device from where they are. The producer's thread only.
+
+    Batches that are drawn one after the other lie so too, and are uploaded together. Each torch operator gives up the GIL
+    for a moment, and a training loop that takes it then keeps it for longer than the ids need: so there are none here a batch.
+    """
 
     def __init__(self, device: Device, pool: PinnedPool) -> None:
         self._device = device
         self._pool = pool
+        self._open: dict[str, Snapshot] = {}  # with room for more, by table
 
-    def empty(self, count: int, dtype: torch.dtype, uses: int = 1) -> Snapshot:
-        """Room for ``count`` ids, free again after ``uses`` calls of ``give``."""
-        buffer = self._pool.take(count * dtype.itemsize)
-        ids = typed(buffer, dtype, (count,))
-        self._device.host_writes(ids)
-        return Snapshot(buffer, ids, uses)
+    def room(self, table: Table, count: int, batches: int = 1) -> tuple[Snapshot, int]:
+        """Where the next ``count`` ids of ``table`` go: a snapshot, and their first place in it.
+
+        ``batches`` of so many are expected, this one among them.
+        """
+        snapshot = self._open.get(table.name)
+        if snapshot is None or snapshot.filled + count > len(snapshot.host):
+            dtype = id_dtype(table.rows)
+            buffer = self._pool.take(max(count, min(count * batches, SNAPSHOT_IDS)) * dtype.itemsize)
+            ids = buffer.view(dtype)
+            self._device.host_writes(ids)
+            snapshot = self._open[table.name] = Snapshot(buffer, ids, ids.numpy())
+        start = snapshot.filled
+        snapshot.filled += count
+        snapshot.uses += 1
+        return snapshot, start
+
+    def seal(self) -> None:
+        """What was taken may be uploaded: nothing is added to it any more."""
+        self._open.clear()
 
     def give(self, snapshot: Snapshot) -> None:
-        """One user does not need it any more, and what it launched from it has passed."""
+        """One batch does not need it any more, and what was launched from it has passed. After ``seal``."""
         snapshot.uses -= 1
         if not snapshot.uses:
             self._pool.give(snapshot.buffer, None)

@@ -6,6 +6,7 @@ All of it on the caller's current stream; a consumer that changes streams is ord
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -61,7 +62,6 @@ class LocalConsumer:
         request = requests[0]
         self._rows = []
         taken = Taken(None, 0, request, self._item(request))
-        rows = nbytes = 0
         for table, asked in zip(self._source.tables, request.asked, strict=True):
             index = self._on_device(asked)
             if self._writable:
@@ -70,10 +70,9 @@ class LocalConsumer:
                 taken.columns.append(
                     [self._pick(column.store.memory, index, column.dtype, asked.shape) for column in table.columns]
                 )
-            taken.index.append(index.view(asked.shape))
-            rows += asked.count
-            nbytes += asked.count * table.row_nbytes
-        self._counters.served(rows, nbytes)
+            taken.index.append(functools.partial(index.view, asked.shape))
+            self._counters.served(asked.count, asked.count * table.row_nbytes)
+        self._counters.batches += 1
         if self._counters.overflow is not None:
             self._counters.overflow.send(self._stream)
         return taken

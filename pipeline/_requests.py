@@ -16,7 +16,7 @@ from rowferry.stores._rows import check_index
 
 from ._containers import map_leaves
 from ._flight import Asked, Request
-from ._ids import Snapshots, id_dtype
+from ._ids import Snapshots
 from ._sampling import Positions, StatefulItem, rows_of
 from ._source import Source, Table
 from ._staging import PinnedPool
@@ -93,6 +93,7 @@ class Requests:
         self._stages = pool is not None and device.asynchronous
         self._snapshots = Snapshots(device, pool) if pool is not None else None
         self._number = first
+        self._expected = 1  # batches that the present call still wants
         self._negative = negative
 
     def take(self, stream: Any, wanted: int) -> tuple[list[Request], bool, Exception | None]:
@@ -107,6 +108,7 @@ class Requests:
         with self._device.use(stream):
             try:
                 for entry in itertools.islice(self._items, wanted):
+                    self._expected = wanted - drawn
                     drawn += 1
                     if self._snapshots is not None and self._index is None and small.add(entry):
                         continue
@@ -118,6 +120,8 @@ class Requests:
                 self._close(small, requests)
             except Exception as failed:  # of a batch before the one that failed above
                 error = failed
+        if self._snapshots is not None:
+            self._snapshots.seal()
         return requests, error is None and drawn < wanted, error
 
     def _request(self, entry: StatefulItem, ids: Any) -> Request:
@@ -146,11 +150,12 @@ class Requests:
                 requests.append(self._request(entry, ids[start:stop]))
             return
         assert self._snapshots is not None
-        snapshot = self._snapshots.empty(ids.size, id_dtype(rows), uses=len(entries))
-        host = snapshot.ids.numpy()
+        snapshot, first = self._snapshots.room(self._source.tables[0], ids.size)
+        host = snapshot.host[first : first + ids.size]
         host[:] = ids
+        snapshot.uses += len(entries) - 1
         for entry, start, stop in zip(entries, (0, *ends), ends, strict=False):
-            asked = Asked((stop - start,), stop - start, host[start:stop], snapshot=snapshot, start=start)
+            asked = Asked((stop - start,), stop - start, host[start:stop], snapshot=snapshot, start=first + start)
             requests.append(Request(self._number, entry.item, (asked,), entry.state))
             self._number += 1
 
@@ -173,10 +178,10 @@ class Requests:
         rows, shape = check_index(index, table.rows, name, negative=self._negative)
         if self._snapshots is None:
             return Asked(shape, rows.size, rows)
-        snapshot = self._snapshots.empty(rows.size, id_dtype(table.rows))
-        host = snapshot.ids.numpy()
+        snapshot, start = self._snapshots.room(table, rows.size, self._expected)
+        host = snapshot.host[start : start + rows.size]
         host[:] = rows
-        return Asked(shape, rows.size, host, snapshot=snapshot)
+        return Asked(shape, rows.size, host, snapshot=snapshot, start=start)
 
     def _checked_on_device(self, index: Tensor, table: Table, name: str) -> Asked:
         if index.dtype.is_floating_point or index.dtype.is_complex:

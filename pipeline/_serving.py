@@ -6,9 +6,9 @@ Called by the user's thread, on its current stream. Every tensor that the user r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -22,17 +22,17 @@ from ._containers import map_leaves
 from ._flight import Request, TableWindow, Window
 from ._overflow import Overflow, made_inf
 from ._run import Run
-from ._source import Column, Table
+from ._source import Column
 
 GROUP_BYTES = 32 << 20  # batches smaller than this are gathered together: a launch costs more than they do
 
 
-@dataclass
+@dataclass(slots=True)
 class Taken:
     """One batch's tensors, a list entry a table.
 
     Attributes:
-        index: the rows asked for, int64, in the index's shape.
+        index: gives the rows asked for, int64, in the index's shape; called once at most, on whatever stream is current.
         columns: a tensor a column: rows in the order asked for, cast; of a writable batch its distinct rows, uncast.
         rows, inverse: of a writable batch only: its distinct rows, and the place of each asked one among them.
     """
@@ -41,26 +41,44 @@ class Taken:
     batch: int
     request: Request
     item: Any
-    index: list[Tensor] = field(default_factory=list)
+    index: list[Callable[[], Tensor]] = field(default_factory=list)
     columns: list[list[Tensor]] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
     inverse: list[Tensor] = field(default_factory=list)
 
 
-@dataclass
+@final
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """The rows that a batch asked for, to be copied for the user when he looks at them: few training loops do.
+
+    There is nothing to wait for: the plan has read back what it counted of these very ids.
+    """
+
+    device: Device
+    window: TableWindow
+    batch: int
+    shape: tuple[int, ...]
+
+    def __call__(self) -> Tensor:
+        """int64, of ``shape``, a tensor of its own, ready on the current stream."""
+        start, stop = self.window.span(self.batch)
+        self.device.keep(self.window.ids, self.device.current())
+        return _integers(self.device, self.window.ids[start:stop]).view(self.shape)
+
+
+@dataclass(slots=True)
 class Group:
     """Small batches of a read-only window, gathered by one launch; each is a part of it.
 
     Attributes:
         first: batches ``first``, ``first + 1``, ... of the window.
         stream: where it was gathered; another stream gathers anew, for its tensors must come from its own pool.
-        index: by batch and table, the rows asked for.
         columns: by batch, table and column, the rows.
     """
 
     first: int
     stream: Any
-    index: list[list[Tensor]]
     columns: list[list[list[Tensor]]]
 
 
@@ -68,23 +86,20 @@ def serve(run: Run, stream: Any, window: Window, batch: int) -> Taken:
     """The ``batch``-th batch of ``window``, ready on ``stream``, which is current."""
     request, tables = window.requests[batch], run.parts.source.tables
     taken = Taken(window, batch, request, _item(run, stream, request))
+    for part, asked in zip(window.tables, request.asked, strict=True):
+        taken.index.append(Asking(run.parts.device, part, batch, asked.shape))
     if run.parts.settings.writable:
         for part, asked in zip(window.tables, request.asked, strict=True):
-            start, stop = part.span(batch)
-            taken.index.append(_integers(run.parts.device, part.ids[start:stop]).view(asked.shape))
             _serve_distinct(run, taken, part, asked.shape)
     else:
         group: Group | None = window.group
-        if group is None or not 0 <= batch - group.first < len(group.index) or group.stream != stream:
+        if group is None or not 0 <= batch - group.first < len(group.columns) or group.stream != stream:
             group = window.group = _gather(run, stream, window, batch)
-        taken.index, taken.columns = group.index[batch - group.first], group.columns[batch - group.first]
-    rows = [asked.count for asked in request.asked]
-    run.parts.counters.served(sum(rows), sum(map(_nbytes, rows, tables)))
+        taken.columns = group.columns[batch - group.first]
+    for asked, table in zip(request.asked, tables, strict=True):
+        run.parts.counters.served(asked.count, asked.count * table.row_nbytes)
+    run.parts.counters.batches += 1
     return taken
-
-
-def _nbytes(rows: int, table: Table) -> int:
-    return rows * table.row_nbytes
 
 
 def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
@@ -97,30 +112,31 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
         if last > first and nbytes > most:
             break
         last += 1
-    index, columns = [], []
+    columns = []
     for number, (table, part) in enumerate(zip(tables, window.tables, strict=True)):
         start, stop = part.span(first)[0], part.span(last - 1)[1]
         places = part.layout.places[start:stop] if part.layout else None
         shapes = [request.asked[number].shape for request in window.requests[first:last]]
-        index.append(_parts(_integers(device, part.ids[start:stop]), shapes))
         found = []
         for source, column in zip(_columns(part), table.columns, strict=True):
             rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.counters.overflow)
             found.append(_parts(rows, shapes))
         columns.append(list(map(list, zip(*found, strict=True))))
-    return Group(first, stream, list(map(list, zip(*index, strict=True))), list(map(list, zip(*columns, strict=True))))
+    return Group(first, stream, list(map(list, zip(*columns, strict=True))))
 
 
 def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
     """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension.
 
     Not views, as far as autograd knows: these count changes in place together, and a batch that is changed would spoil what
-    a graph saved of another one.
+    a graph saved of another one. That is what the split is "unsafe" for.
     """
-    parts = rows.split([math.prod(shape) for shape in shapes])
+    if len(shapes) == 1:
+        return [rows.view((*shapes[0], *rows.shape[1:]))]
+    parts: Sequence[Tensor] = torch.unsafe_split_with_sizes(rows, [math.prod(shape) for shape in shapes])
     if any(len(shape) != 1 for shape in shapes):
-        parts = tuple(part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True))
-    return [part.data for part in parts]
+        return [part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True)]
+    return parts
 
 
 def check_values(rows: Any, column: Column, count: int, device: Device) -> None:

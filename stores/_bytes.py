@@ -62,3 +62,12 @@ _INTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def as_ints(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as integers of the same size (complex128 stays): what every operator can move, bit for bit."""
     return tensor if tensor.dtype.itemsize == 16 else tensor.view(_INTS[tensor.dtype.itemsize])
+
+
+def apart(values: torch.Tensor, memory: torch.Tensor | None) -> torch.Tensor:
+    """``values``, copied where they lie in ``memory``: rows of a table that are written into it are all read first."""
+    if memory is None or values.device != memory.device:
+        return values
+    first, other = values.untyped_storage(), memory.untyped_storage()
+    start, begin = first.data_ptr(), other.data_ptr()
+    return values.clone() if start < begin + other.nbytes() and begin < start + first.nbytes() else values

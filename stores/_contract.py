@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ._bytes import apart
 from ._casts import cast, castable
 from ._in_flight import UsedByKernels
 from ._rows import check_index, last_of_each, pieces
@@ -151,8 +152,9 @@ class Store(Whereabouts, UsedByKernels, ABC):
     def scatter(self, index: Any, values: torch.Tensor | NDArray[Any]) -> None:
         """Write ``values`` (``index.shape + row_shape``, cast to the store's dtype) into the rows of ``index``.
 
-        A row that occurs twice keeps the last value. ``values`` may be on any device and is copied. The store has the rows on
-        return; a ``DeviceStore``, and a ``PinnedStore`` of CUDA values, in stream order (its later calls wait for them).
+        A row that occurs twice keeps the last value. ``values`` may be on any device, also rows of this store, and is copied.
+        The store has the rows on return; a ``DeviceStore``, and a ``PinnedStore`` of CUDA values, in stream order (its later
+        calls wait for them).
 
         Raises:
             IndexError, TypeError, ValueError: bad index, dtype or shape; nothing was written.
@@ -272,7 +274,7 @@ class Store(Whereabouts, UsedByKernels, ABC):
     def _own(self, values: torch.Tensor) -> torch.Tensor:
         """``values`` in the store's dtype, rounded once, on its device. TypeError where that would lose more."""
         castable(values.dtype, self.dtype, self.name)
-        return cast(values, self.dtype).to(self.device)
+        return apart(cast(values, self.dtype).to(self.device), self.memory)
 
     @final
     def _require_open(self) -> None:

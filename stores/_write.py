@@ -7,21 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._bytes import as_ints
+from ._bytes import apart, as_ints
 from ._casts import cast, castable
 from ._contract import Store
 from ._devices import device_for
 from ._read import BLOCKS
 from ._row_numbers import checked, planned
 
+DEVICE_BLOCKS = 264  # two a multiprocessor of the largest cards: a call has the card's memory for itself
+
 
 def write(store: Store, index: Any, values: Tensor) -> bool:
     """Write ``values`` into the rows of ``index`` on the current stream; False where that is the host's work.
 
-    By a kernel over the bus into the page-locked memory of a store that is reached through its own calls alone, or with
-    torch's operators in the memory of a GPU. Of a row that occurs twice the last value stays: rows are sorted stably on
-    the device, which a large table's address translation likes too. The host waits for nothing but the bounds of an
-    index that is on the device.
+    By a kernel, over the bus into the page-locked memory of a store that is reached through its own calls alone, or in the
+    memory of a GPU; there by torch's operators where CuPy is missing. Of a row that occurs twice the last value stays: rows
+    are sorted stably on the device, which a large table's address translation likes too. The host waits for nothing but
+    the bounds of an index that is on the device.
 
     Raises:
         IndexError, TypeError, ValueError: as ``Store.scatter``; nothing was launched.
@@ -38,11 +40,11 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
     stream = target.current()
     with target.use(stream), torch.inference_mode(False):
         moved = cast(values.to(target.torch), store.dtype).reshape(rows.shape[0], *store.row_shape).contiguous()
+        moved = apart(moved, memory)
         target.keep(moved, stream)
         ascending, places, last = planned(rows, store, target, stream, sorted_rows)
         if store.device.type == "cuda":
-            chosen = as_ints(moved).index_select(0, places_of_last(places, last))
-            as_ints(memory).index_copy_(0, ascending.long(), chosen)  # equal values where a row occurs twice
+            _into_device_memory(memory, ascending, places, last, moved)
             return True
         from ._kernels import RowKernels
 
@@ -50,6 +52,18 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
         RowKernels(target.torch).scatter(memory, ascending, moved, places=places, marks=last, blocks=BLOCKS)
         store.in_flight.after_write(target, stream)
     return True
+
+
+def _into_device_memory(memory: Tensor, ascending: Tensor, places: Tensor, last: Tensor, values: Tensor) -> None:
+    """The last value of each row, by one kernel where there are kernels."""
+    from ._kernels import RowKernels, available
+
+    if available(memory.device):
+        kernels = RowKernels(memory.device)
+        kernels.scatter(memory, ascending, values, places=places, marks=last, blocks=DEVICE_BLOCKS)
+        return
+    chosen = as_ints(values).index_select(0, places_of_last(places, last))
+    as_ints(memory).index_copy_(0, ascending.long(), chosen)  # equal values where a row occurs twice
 
 
 def _over_the_bus(store: Store, values: Tensor) -> bool:

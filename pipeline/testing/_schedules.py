@@ -143,7 +143,7 @@ def lost_rows_are_counted(seed: int, device: SimulatedDevice) -> None:
 
 
 def built_in_order(seed: int, device: SimulatedDevice) -> None:
-    """Batches of a shuffled order, evaluated while windows are planned."""
+    """Batches of a shuffled order, evaluated while windows are planned; what was asked is looked at on any stream."""
     rng = random.Random(seed)
     memory = torch.arange(64, dtype=torch.float32)
     pipe = Pipeline(
@@ -161,9 +161,10 @@ def built_in_order(seed: int, device: SimulatedDevice) -> None:
     seen = []
     with pipe:
         for batch in pipe:
-            noted = [torch.empty(len(batch.index), dtype=torch.int64), torch.empty(len(batch.index))]
-            for into, tensor in zip(noted, (batch.index, batch.data), strict=True):
-                device.launch("note", functools.partial(Tensor.copy_, into, tensor), reads=[tensor])
+            noted = [torch.empty(len(batch), dtype=torch.int64), torch.empty(len(batch))]
+            with device.use(rng.choice((device.current(), device.stream("aside")))):
+                device.launch("note", functools.partial(Tensor.copy_, noted[0], batch.index), reads=[batch.index])
+            device.launch("note", functools.partial(Tensor.copy_, noted[1], batch.data), reads=[batch.data])
             seen.append(noted)
             host.pause()
     device.drain()

@@ -199,9 +199,12 @@ def test_a_graph_is_captured_beside_a_running_pipeline() -> None:
                 still.mul_(2).add_(1)
                 with pytest.raises(RuntimeError, match="captured"):
                     next(iterator)
+                with pytest.raises(RuntimeError, match=r"batch\.index"):
+                    first.index.sum()
             graph.replay()
             batch = next(iterator)
             assert batch.data.shape == (1_024, 128)
+        assert first.index.unique().numel() == 1_024
 
 
 def test_an_existing_loader_is_prefetched() -> None:

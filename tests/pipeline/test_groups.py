@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,16 +37,20 @@ def test_they_are_right_and_came_by_one_launch_a_window(
     device: SimulatedDevice, batches: Any, numbered: Callable[..., Tensor]
 ) -> None:
     found = list(batches)
+    indices = [batch.index for batch in found]
     device.drain()
-    for batch, asked in zip(found, ASKED, strict=True):
+    for batch, looked_at, asked in zip(found, indices, ASKED, strict=True):
         index = torch.tensor(asked, dtype=torch.int64)
-        assert torch.equal(batch.index, index)
+        assert torch.equal(looked_at, index)
+        assert batch.index is looked_at
         assert torch.equal(batch.data, numbered(10)[index])
     assert device.ran["serve"] == 4
 
 
 def test_a_change_in_place_spoils_nothing_that_a_graph_saved_of_another(device: SimulatedDevice, batches: Any) -> None:
     found = list(batches)
+    for batch in found[1:]:
+        assert batch.index.dtype == torch.int64  # the first look at it copies it
     device.drain()
     weight = torch.ones(3, requires_grad=True)
     loss = (found[1].data * weight).sum()
@@ -55,6 +61,16 @@ def test_a_change_in_place_spoils_nothing_that_a_graph_saved_of_another(device: 
     assert weight.grad is not None
     assert weight.grad.tolist() == [300.0, 302.0, 304.0]
     assert found[1].index.tolist() == [1, 2]
+
+
+def test_a_batch_may_be_pickled_whether_its_index_was_looked_at_or_not() -> None:
+    with Pipeline(ArrayStore(torch.arange(8.0)), batch_sampler=[[0, 3], [5]]) as pipe:
+        batches = list(pipe)
+    assert batches[0].index.tolist() == [0, 3]
+    for batch, index in zip(batches, ([0, 3], [5]), strict=True):
+        for again in (pickle.loads(pickle.dumps(batch)), copy.copy(batch)):
+            assert (again.number, again.index.tolist(), again.data.tolist()) == (batch.number, index, index)
+            assert again.item == batch.item
 
 
 def test_on_another_stream_they_are_gathered_anew(

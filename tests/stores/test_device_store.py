@@ -134,6 +134,34 @@ def test_work_runs_on_the_current_stream_and_the_index_may_be_changed_at_once() 
     assert found[:, 5].tolist() == list(range(1000))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_a_table_may_be_written_into_itself(device: str) -> None:
+    table = torch.arange(200_000.0, device=device)[:, None].repeat(1, 8)
+    expected = torch.cat([table[100_000:], table[100_000:]])
+    DeviceStore(table).scatter(range(100_000), table[100_000:])
+    assert table.equal(expected)
+    DeviceStore(table).scatter(torch.randperm(200_000), table)
+    assert table[:, 0].sort().values.equal(expected[:, 0].sort().values)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_the_last_of_repeated_rows_stays_in_a_gpus_memory(where: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernels:
+        monkeypatch.setattr("rowferry.stores._kernels.available", lambda _device: False)
+    store, index, values = (
+        DeviceStore(torch.zeros(5000, 6, device="cuda")),
+        torch.randint(-5000, 5000, (20_000,)),
+        torch.randn(20_000, 6),
+    )
+    expected = torch.zeros(5000, 6)
+    for row, value in zip(index.tolist(), values, strict=True):
+        expected[row] = value
+    store.scatter(index.cuda() if where == "device" else index, values.cuda())
+    assert store.gather(slice(None)).cpu().equal(expected)
+
+
 @pytest.mark.gpu
 def test_rows_past_two_to_the_31_elements_are_reached() -> None:
     n = 2**31 // 64 + 10
