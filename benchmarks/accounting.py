@@ -19,8 +19,8 @@ SILENT = ("start_fetch", "end_fetch", "meet", "leave", "settle", "moved", "epoch
 CASES: tuple[tuple[str, int, int, dict[str, Any]], ...] = (
     ("131,072 rows a batch", 131_072, 300, {}),
     ("4,096 rows a batch", 4_096, 6_000, {}),
-    ("4,096 rows a batch, a batch a window", 4_096, 2_000, {"lookahead": 1}),
-    ("4,096 rows a batch, lookahead=0", 4_096, 2_000, {"lookahead": 0}),
+    ("4,096 rows a batch, a batch a window", 4_096, 800, {"lookahead": 1}),
+    ("4,096 rows a batch, lookahead=0", 4_096, 800, {"lookahead": 0}),
 )
 
 

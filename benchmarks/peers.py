@@ -19,13 +19,14 @@ from rowferry.stores import PinnedStore
 from rowferry.stores._devices import device_for
 
 ROW_BYTES, BATCH = 512, 131_072
-SECONDS, SMOKE_SECONDS = 20.0, 0.3  # for the runs of one way
+CHECKED = 2  # batches; a way of others may take seconds for one
+SECONDS, SMOKE_SECONDS = 8.0, 0.3  # for the runs of one way
 
 
 def measure(name: str, way: Way, store: PinnedStore, ring: Ring, options: Options, rate: float) -> dict[str, Any]:
     """The median of up to five runs, as many batches as fit in their time."""
     with contextlib.closing(way):
-        check(way, ring, rows_of(store), name)
+        check(way, ring, rows_of(store), name, CHECKED)
         seconds = SMOKE_SECONDS if options.smoke else SECONDS * options.runs / RUNS
         found = paced(reader(way, options.device), Slice(seconds, clock() + seconds))
     return {"work": name, **speed(found, len(ring[0]) * store.row_nbytes, rate), "runs": found.runs}

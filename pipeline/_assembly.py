@@ -11,7 +11,7 @@ from torch import Tensor
 from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
-from ._candidates import kernels_available, make_movers
+from ._candidates import Needs, kernels_available, make_movers
 from ._counters import Counters
 from ._ids import Permute
 from ._ranges import ranges_wanted
@@ -82,7 +82,8 @@ def make_parts(
                 f"staging_bytes={needed * arenas.depth} or more, or a smaller batch_size"
             )
     casts = counters.overflow is None
-    movers = make_movers(mover, source, device, threads, writable=settings.writable, casts=casts)
+    needs = Needs(fetches=settings.fetch, drains=settings.writable)
+    movers = make_movers(mover, source, device, threads, needs, casts=casts)
     streams, pool = make_streams(device), PinnedPool(device)
     timeline = Timeline(device, counters, device.link_rate(), ranges_wanted())
     plan, permute, pid = make_plan(device, settings.depth), make_permute(device), os.getpid()

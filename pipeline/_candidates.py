@@ -32,6 +32,14 @@ class Ways(NamedTuple):
     why: str
 
 
+class Needs(NamedTuple):
+    """What the movers of a pipeline must do."""
+
+    fetches: bool = True
+    drains: bool = False
+
+
+READS = Needs()
 LOCAL = Ways(Resident.name, Resident.why)
 
 
@@ -104,30 +112,30 @@ def is_all_local(wanted: str, source: Source, device: Device) -> bool:
     return names == {"local"}
 
 
-def make_movers(wanted: str, source: Source, device: Device, threads: int, *, writable: bool, casts: bool) -> list[list[Mover]]:
+def make_movers(wanted: str, source: Source, device: Device, threads: int, needs: Needs, *, casts: bool) -> list[list[Mover]]:
     """A mover for each column of each table.
 
     Args:
-        writable: movers must drain, too.
+        needs: what movers must do.
         casts: rows may be cast before they cross; not where the device shall see what a cast does to them.
 
     Raises:
         ValueError: as ``mover_name``; a file that shall be read by zero-copy cannot be page-locked.
     """
-    may = (writable, casts and not writable)
-    return [[_mover_of(wanted, column, device, threads, *may) for column in table.columns] for table in source.tables]
+    casts = casts and not needs.drains
+    return [[_mover_of(wanted, column, device, threads, needs, casts) for column in table.columns] for table in source.tables]
 
 
-def _mover_of(wanted: str, column: Column, device: Device, threads: int, writable: bool, casts: bool) -> Mover:
+def _mover_of(wanted: str, column: Column, device: Device, threads: int, needs: Needs, casts: bool) -> Mover:
     store = column.store
     name = mover_name(wanted, store, device)
-    first = make_mover(name, store, device, threads)
+    first = make_mover(name, store, device, threads, needs)
     if wanted != "auto" or not isinstance(first, Copy | ZeroCopy):
         return first
     movers: list[Mover] = [first]
     if name != "copy":
-        movers.append(make_mover("copy", store, device, threads))
-    writes = len(movers) if writable else 0
+        movers.append(make_mover("copy", store, device, threads, needs))
+    writes = len(movers) if needs.drains else 0
     if casts and device.asynchronous and casts_on_host(store.dtype, column.dtype):
         movers.append(Copy(device, store, threads, cast=column.dtype))
     later = None
@@ -145,7 +153,7 @@ def _make_judge(label: str, names: Sequence[str], what: str) -> Judge:
     return Trial(names, in_turn=what == "reading", settled=tell)
 
 
-def make_mover(name: str, store: Store, device: Device, threads: int) -> Mover:
+def make_mover(name: str, store: Store, device: Device, threads: int, needs: Needs = READS) -> Mover:
     """The mover ``name``, which was found possible, for one column.
 
     Raises:
@@ -165,16 +173,16 @@ def make_mover(name: str, store: Store, device: Device, threads: int) -> Mover:
             bus = store.page_cache.lock()
         except MemoryError as refused:
             raise ValueError(f"mover='zero-copy' cannot read {store.name} where it lies: {refused}") from refused
-    return ZeroCopy(device, bus, kernels_for(device))
+    return ZeroCopy(device, bus, kernels_for(device, needs))
 
 
-def kernels_for(device: Device) -> Kernels:
-    """Row kernels of the device, compiled and warmed."""
+def kernels_for(device: Device, needs: Needs = READS) -> Kernels:
+    """Row kernels of the device, compiled and warmed; of as many blocks as one direction needs, or both at once."""
     if not device.is_cuda:
         return TorchKernels()
-    from rowferry.stores._kernels import RowKernels  # imports CuPy
+    from rowferry.stores._kernels import BOTH_WAYS, RowKernels  # imports CuPy
 
-    return RowKernels(device.torch)
+    return RowKernels(device.torch, **(BOTH_WAYS if needs.fetches and needs.drains else {}))
 
 
 def kernels_available(device: Device) -> bool:

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._kernel_arguments import check_launch, vector_bytes
 from ._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 
 BLOCKS = 8  # enough to saturate the bus, and the other multiprocessors are left to the training step
 GATHER_BLOCKS = 4  # keep 256 KiB in flight: more does not read faster, and what queues on the bus delays every launch
+BOTH_WAYS = {"gather_blocks": 8, "scatter_blocks": 4}  # at the same time: reads then wait longer, and writes crowd them out
 _INDEX_NAMES = {torch.int32: "int32", torch.int64: "int64"}
 
 
@@ -88,17 +90,21 @@ class RowKernels:
     Compiled, loaded and run once at construction, so that no batch waits for a compiler; then cached for the device.
     Nothing is allocated and the host never waits. Tensors must stay alive until the stream has passed the launch.
 
+    Args:
+        gather_blocks, scatter_blocks: most thread blocks, of 512 threads, of a call that names no number.
+
     Raises:
         ImportError: CuPy is missing or does not work; the message names the extra.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, gather_blocks: int = GATHER_BLOCKS, scatter_blocks: int = BLOCKS) -> None:
         _require_cupy()
+        self._gather_blocks, self._scatter_blocks = gather_blocks, scatter_blocks
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._module = _module(self.device.index)
 
     def gather(
-        self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int = GATHER_BLOCKS
+        self, out: Tensor, source: Tensor, rows: Tensor, *, places: Tensor | None = None, blocks: int | None = None
     ) -> None:
         """``out[i] = source[rows[i]]``, or ``out[places[i]]``, by bytes.
 
@@ -112,6 +118,7 @@ class RowKernels:
         Raises:
             TypeError: a tensor of another kind, shape, dtype or place than said here; nothing was launched.
         """
+        blocks = self._gather_blocks if blocks is None else blocks
         self._launch("gather", source, out, source, out, rows, places, None, blocks)
 
     def scatter(
@@ -122,7 +129,7 @@ class RowKernels:
         *,
         places: Tensor | None = None,
         marks: Tensor | None = None,
-        blocks: int = BLOCKS,
+        blocks: int | None = None,
     ) -> None:
         """``target[rows[i]] = values[i]``, or ``values[places[i]]``; rows are distinct. Arguments as for ``gather``.
 
@@ -137,6 +144,7 @@ class RowKernels:
         Raises:
             TypeError: as for ``gather``.
         """
+        blocks = self._scatter_blocks if blocks is None else blocks
         self._launch("scatter", values, target, target, values, rows, places, marks, blocks)
 
     def _launch(
@@ -163,55 +171,6 @@ class RowKernels:
             source.data_ptr(), sink.data_ptr(), rows.data_ptr(), 0 if places is None else places.data_ptr(),
             0 if marks is None else marks.data_ptr(), count, row_nbytes // vector,
         )  # fmt: skip
-
-
-def check_launch(
-    device: torch.device, table: Tensor, values: Tensor, rows: Tensor, places: Tensor | None, marks: Tensor | None, blocks: int
-) -> None:
-    """Refuse what would make a kernel touch memory that is not its own. Shapes, dtypes and places; not row numbers.
-
-    Raises:
-        TypeError: a tensor that does not fit. ValueError: fewer than one block.
-    """
-    if blocks < 1:
-        raise ValueError(f"blocks is {blocks}; a kernel needs at least one thread block")
-    if table.dtype != values.dtype or table.shape[1:] != values.shape[1:]:
-        raise TypeError(
-            f"the table has rows {tuple(table.shape[1:])} of {table.dtype}, the values {tuple(values.shape[1:])} of "
-            f"{values.dtype}; rows are moved by bytes and must be alike"
-        )
-    if not (table.is_contiguous() and values.is_contiguous()):
-        raise TypeError("the table and the values must be contiguous; pass tensor.contiguous()")
-    if values.device != device or (table.device != device and not (table.is_cpu and (table.is_pinned() or not table.nbytes))):
-        raise TypeError(
-            f"the values are on {values.device} and the table is on {table.device}; values must be on {device}, the table "
-            "there or in page-locked host memory"
-        )
-    for name, tensor, allowed in (
-        ("rows", rows, (torch.int32, torch.int64)),
-        ("places", places, (torch.int64,)),
-        ("marks", marks, (torch.uint8, torch.bool)),
-    ):
-        if tensor is None:
-            continue
-        fits = tensor.shape == rows.shape and tensor.dim() == 1 and tensor.is_contiguous()
-        if not fits or tensor.dtype not in allowed or tensor.device != device:
-            raise TypeError(
-                f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; it must be contiguous, "
-                f"({rows.numel()},), {' or '.join(map(str, allowed))}, on {device}"
-            )
-    if places is None and rows.shape[0] != values.shape[0]:
-        raise TypeError(
-            f"there are {rows.shape[0]} row numbers and {values.shape[0]} rows of values; without places they must be as many"
-        )
-
-
-def vector_bytes(*divided: int) -> int:
-    """The widest vector (16, 8, 4, 2 or 1 bytes) that divides all addresses and sizes."""
-    combined = 16
-    for number in divided:
-        combined |= number
-    return combined & -combined
 
 
 def _require_cupy() -> None:

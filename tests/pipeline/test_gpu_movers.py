@@ -17,6 +17,7 @@ from rowferry.pipeline._trial import SETTLE
 from rowferry.pipeline.testing._judges import Changing, set_movers
 from rowferry.stores import _page_cache
 from rowferry.stores._casts import cast
+from rowferry.stores._kernels import RowKernels
 
 pytestmark = pytest.mark.gpu
 
@@ -43,6 +44,29 @@ def require_rows(pipe: rf.Pipeline, table: torch.Tensor) -> int:
         wrong += (batch.data != resident[batch.index]).any()
     assert int(wrong) == 0
     return pipe.stats().windows
+
+
+@pytest.mark.parametrize(
+    ("settings", "gathers", "scatters"),
+    [({}, {4}, set()), ({"writable": True}, {8}, {4}), ({"writable": True, "fetch": False}, set(), {8})],
+)
+def test_directions_that_share_the_link_share_its_blocks(
+    settings: dict[str, Any], gathers: set[int], scatters: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: dict[str, set[int]] = {"gather": set(), "scatter": set()}
+    plain = RowKernels._launch
+
+    def launch(self: RowKernels, kind: str, *given: Any) -> None:
+        launched[kind].add(given[-1])
+        plain(self, kind, *given)
+
+    monkeypatch.setattr(RowKernels, "_launch", launch)
+    store = rf.PinnedStore.zeros((ROWS, WIDTH), torch.float32)
+    with rf.Pipeline(store, batch_sampler=list(batches(6)), mover="zero-copy", device="cuda", **settings) as pipe:
+        for batch in pipe:
+            if settings:
+                batch.write_back(torch.ones_like(batch.values))
+    assert launched == {"gather": gathers, "scatter": scatters}
 
 
 def test_the_choice_over_a_pinned_store_is_measured_and_told(caplog: pytest.LogCaptureFixture) -> None:

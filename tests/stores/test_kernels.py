@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from rowferry.stores._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
-from rowferry.stores._kernels import RowKernels, available, check_launch, vector_bytes, why_unavailable
+from rowferry.stores._kernel_arguments import check_launch, vector_bytes
+from rowferry.stores._kernels import RowKernels, available, why_unavailable
 from rowferry.stores._pinning import pinned_bytes
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
