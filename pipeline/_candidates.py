@@ -13,7 +13,7 @@ from rowferry.stores import Store
 from rowferry.stores._casts_on_host import casts_on_host
 from rowferry.stores._device_contract import Device
 
-from ._chosen import Chosen
+from ._chosen import Chosen, Learnt
 from ._copy import Copy
 from ._movers import Kernels, Mover, Resident, TorchKernels, ZeroCopy
 from ._source import Column, Source
@@ -151,6 +151,16 @@ def _make_judge(label: str, names: Sequence[str], what: str) -> Judge:
     """A trial that says in the log what it chose. ``what`` is "reading" or "writing"."""
     tell: Callable[[str], None] = functools.partial(logger.info, "%s %s by %s", what, label)
     return Trial(names, in_turn=what == "reading", settled=tell)
+
+
+def go_on(movers: Sequence[Sequence[Mover]], learnt: Sequence[Sequence[Learnt | None]] | None) -> list[list[Learnt | None]]:
+    """Before the first window: movers go on with what an earlier pipeline over the same stores has learnt. What they know."""
+    before = learnt or [[None for _ in mine] for mine in movers]
+    for mine, known in zip(movers, before, strict=True):
+        for mover, one in zip(mine, known, strict=True):
+            if isinstance(mover, Chosen) and one is not None:
+                mover.go_on_with(one)
+    return [[mover.learnt() if isinstance(mover, Chosen) else None for mover in mine] for mine in movers]
 
 
 def make_mover(name: str, store: Store, device: Device, threads: int, needs: Needs = READS) -> Mover:

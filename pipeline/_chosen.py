@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from rowferry.stores._device_contract import Device, Event
 
 from ._engine import Host, Task
 from ._movers import DrainList, FetchList, Mover
-from ._trial import Judge
+from ._trial import SETTLE, Judge
 
 
 class Later(Protocol):
@@ -35,6 +35,14 @@ MakeJudge = Callable[[Sequence[str], str], Judge]
 """``make(names, "reading" or "writing")``: who judges ways of these names."""
 
 
+class Learnt(NamedTuple):
+    """What is known of the ways of one column: it holds for the next pipeline over the same store, too."""
+
+    names: tuple[str, ...]
+    reading: Judge
+    writing: Judge | None
+
+
 @dataclass
 class _Timed:
     way: int
@@ -49,8 +57,14 @@ class _Side:
 
     def __init__(self, device: Device, judge: Judge) -> None:
         self.judge = judge
+        self.windows = 0
         self._device = device
         self._timed: deque[_Timed] = deque()
+
+    @property
+    def trying(self) -> bool:
+        """Whether windows pass by it, and none has been chosen yet: for so long at most as a choice may take."""
+        return 0 < self.windows < 2 * SETTLE and not self.judge.settled
 
     def begin(self, stream: Any) -> Event:
         """The start of a window's work on ``stream``."""
@@ -59,6 +73,7 @@ class _Side:
     def end(self, stream: Any, way: int, nbytes: int, begun: Event) -> None:
         """Its end: the window's ``nbytes`` went by ``way``. The judge learns what is known by now, and says who is next."""
         self._learn()
+        self.windows += 1
         self._timed.append(_Timed(way, nbytes, begun, self._device.record(stream, timing=True)))
         self.judge.begun(nbytes)
 
@@ -103,6 +118,24 @@ class Chosen:
         names = [mover.name for mover in self._movers]
         self._reading = _Side(self._device, self._make_judge(names, "reading"))
         self._writing = _Side(self._device, self._make_judge(names[: self._writes], "writing")) if self._writes > 1 else None
+
+    @property
+    def trying(self) -> bool:
+        """Whether ways are still tried, so that windows had better be small."""
+        return self._reading.trying or (self._writing is not None and self._writing.trying)
+
+    def learnt(self) -> Learnt:
+        """What is known by now, and what will be: the judges themselves."""
+        names = tuple(mover.name for mover in self._movers)
+        return Learnt(names, self._reading.judge, None if self._writing is None else self._writing.judge)
+
+    def go_on_with(self, learnt: Learnt) -> None:
+        """Before the first window: what an earlier pipeline has learnt of the same store, where it had the same ways."""
+        mine = self.learnt()
+        if mine.names == learnt.names and (mine.writing is None) == (learnt.writing is None):
+            self._reading.judge = learnt.reading
+            if self._writing is not None and learnt.writing is not None:
+                self._writing.judge = learnt.writing
 
     @property
     def name(self) -> str:

@@ -41,6 +41,7 @@ class Copy:
     """
 
     wants_host_rows = True
+    trying = False
 
     def __init__(
         self,

@@ -151,6 +151,10 @@ class Mover(Protocol):
     def held(self) -> int:
         """Bytes of pinned memory held."""
 
+    @property
+    def trying(self) -> bool:
+        """Whether it still finds out how to move rows, for which small windows do."""
+
 
 @final
 class ZeroCopy:
@@ -162,6 +166,7 @@ class ZeroCopy:
     name = "zero-copy"
     why = "a kernel reads pinned rows over the link, no host thread touches them"
     wants_host_rows = False
+    trying = False
 
     def __init__(self, device: Device, memory: Tensor, kernels: Kernels) -> None:
         self._device = device
@@ -214,6 +219,7 @@ class Resident:
     name = "local"
     why = "nothing has to cross"
     wants_host_rows = False
+    trying = False
 
     def __init__(self, device: Device, store: Store) -> None:
         assert store.memory is not None

@@ -18,6 +18,7 @@ from ._ids import bring_ids, id_dtype
 from ._run import Run
 from ._runs import runs_of
 from ._staging import typed
+from ._trial import WINDOW_BYTES
 from ._window import Layout, Older, Sorted
 
 WINDOW_ROWS = 4 << 20  # a window of about a million rows reaches the link's limit; more only costs memory
@@ -31,11 +32,11 @@ class Growth:
     bytes_a_batch: float = 0.0
     rows_a_batch: float = 0.0
 
-    def next(self, slot_bytes: int, lookahead: int) -> int:
-        """A guess; the plan cuts what does not fit."""
+    def next(self, nbytes: int, lookahead: int) -> int:
+        """A guess, of ``nbytes`` at most; the plan cuts what does not fit a slot."""
         if not self.batches:
             return 1
-        room = slot_bytes / max(self.bytes_a_batch, 1.0)
+        room = nbytes / max(self.bytes_a_batch, 1.0)
         most = WINDOW_ROWS / max(self.rows_a_batch, 1.0)
         return max(1, min(lookahead, 2 * self.batches, int(room), int(most)))
 
@@ -50,7 +51,9 @@ def plan_window(run: Run, number: int, growth: Growth) -> Generator[Any, None, W
     Raises ValueError when one batch alone does not fit a slot.
     """
     arenas = run.parts.arenas
-    wanted = growth.next(arenas.slot_bytes, run.parts.settings.lookahead)
+    trying = any(mover.trying for movers in run.parts.movers for mover in movers)
+    most = min(arenas.slot_bytes, WINDOW_BYTES) if trying else arenas.slot_bytes
+    wanted = growth.next(most, run.parts.settings.lookahead)
     requests = _take(run, wanted)
     if not requests:
         return None

@@ -22,6 +22,7 @@ from rowferry.stores._casts import cast, castable
 from rowferry.stores._devices import resolve_device
 from rowferry.stores._rows import check_index
 
+from ._chosen import Learnt
 from ._table_optimizer import Binding, OptimizerLike
 from ._table_padding import as_ids, spread_over
 from ._table_resume import committed_table
@@ -64,6 +65,7 @@ class Core:
         saved_scalars: counters of a loaded table, until the optimizer's own can be made of them.
         served: batches given out for training so far, over all epochs.
         device: None until it is fixed.
+        learnt: which ways of moving its columns are fast, in training and not: each call of ``batches`` goes on with that.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Core:
         self.columns: dict[str, Store] | None = None
         self.saved_scalars: dict[str, float] | None = None
         self._state, self._resume = state, resume
+        self.learnt: dict[bool, list[list[Learnt | None]]] = {}
         self._pipe: weakref.ref[Pipeline] | None = None
         if resume:
             self.saved_scalars, self.served = committed_table(self.weights, state)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rowferry.stores._casts import cast
 
-from ._candidates import MoverName
+from ._candidates import MoverName, go_on
 from ._stats import Stats
 from ._table_batch import LookupBatch, Put, TableBatch, TablesBatch, grown, rounded_up
 from ._table_core import Core
@@ -81,6 +81,10 @@ class TableBatches:
             **moving,
         )
         self._pipe._negative = False
+        if self._pipe._parts is not None:
+            movers = self._pipe._parts.movers
+            for core, mine in zip(cores.values(), movers, strict=True):
+                core.learnt[train] = go_on([mine], core.learnt.get(train))
         if train:
             for core in cores.values():
                 core.writes_through(self._pipe)

@@ -19,6 +19,8 @@ CLEARLY = 1.1  # by so much a way must be faster than one before it in the list:
 FALLEN = 2 / 3  # of the rate it was chosen for
 SEVERAL = 4  # windows in a row that must have fallen; twice as many after each new try
 OTHER = 16  # windows in a row of another size
+STEADY = 64 << 20  # bytes; windows of as many and more have the same rate
+WINDOW_BYTES = 256 << 20  # of a slot; while ways are tried windows are no larger, for one way may be ten times slower
 
 
 class Judge(Protocol):
@@ -51,6 +53,7 @@ class _Sample(NamedTuple):
 
 def _alike(one: int, other: int) -> bool:
     """Whether windows of these sizes can be compared."""
+    one, other = min(one, STEADY), min(other, STEADY)
     return one <= 2 * other and other <= 2 * one
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rowferry.pipeline._candidates import make_mover
+from rowferry.pipeline._candidates import go_on, make_mover
 from rowferry.pipeline._chosen import Chosen
 from rowferry.pipeline._movers import Mover
 from rowferry.pipeline._trial import SETTLE, Trial
-from rowferry.pipeline.testing._machine import ROWS, Machine, random_batches, read_all, table
+from rowferry.pipeline.testing._machine import BATCH, ROWS, WIDTH, Machine, random_batches, read_all, table
 from rowferry.stores import ArrayStore
 from rowferry.stores._casts import cast
 from rowferry.stores.testing import CostlyStore
@@ -71,6 +71,51 @@ def test_the_choice_is_corrected_when_its_rate_falls(caplog: pytest.LogCaptureFi
     assert stats.mover == "copy"
     assert stats.mover_why.startswith("tried again (zero-copy fell from ")
     assert sum(record.message.startswith("reading array in memory by ") for record in caplog.records) == 2
+
+
+def test_windows_are_small_while_ways_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 3
+    monkeypatch.setattr("rowferry.pipeline._planner.WINDOW_BYTES", most * BATCH * WIDTH * 4)
+    machine = Machine(kernel=40.0, host=1.0)
+    tried: set[int] = set()
+    later: set[int] = set()
+    with machine.pipeline(machine.store(table()), lookahead=16, staging_bytes=1 << 20) as pipe:
+        for _ in range(4):
+            for _ in pipe:
+                sizes = tried if "are tried" in pipe.stats().mover_why else later
+                sizes.add(pipe.stats().batches_in_window)
+    assert max(tried) == most
+    assert max(later) == 16
+
+
+def test_what_an_earlier_pipeline_has_learnt_of_a_store_holds_for_the_next() -> None:
+    machine = Machine(kernel=40.0, host=10.0)
+    store = machine.store(table())
+    with machine.pipeline(store) as pipe:
+        assert pipe._parts is not None
+        learnt = go_on(pipe._parts.movers, None)
+        read_all(pipe)
+        why = pipe.stats().mover_why
+    gathered = machine.moved["gathered"]
+    with machine.pipeline(store) as pipe:
+        assert pipe._parts is not None
+        assert go_on(pipe._parts.movers, learnt) == learnt
+        assert all(torch.equal(rows, table()[index]) for index, rows in read_all(pipe))
+        assert pipe.stats().mover_why == why
+        assert machine.moved["gathered"] == gathered
+        machine.kernel = 1.0
+        read_all(pipe)
+        assert pipe.stats().mover == "copy"
+
+
+def test_what_was_learnt_of_other_ways_is_not_gone_on_with() -> None:
+    machine = Machine(kernel=40.0, host=10.0)
+    store = machine.store(table())
+    with machine.pipeline(store) as reading, machine.pipeline(store, writable=True) as writing:
+        assert reading._parts is not None
+        assert writing._parts is not None
+        learnt = go_on(reading._parts.movers, None)
+        assert go_on(writing._parts.movers, learnt) != learnt
 
 
 @pytest.mark.parametrize(("kernel", "host", "taken"), [(40.0, 10.0, "zero-copy"), (2.0, 20.0, "copy")])

@@ -48,7 +48,7 @@ def require_rows(pipe: rf.Pipeline, table: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     ("settings", "gathers", "scatters"),
-    [({}, {4}, set()), ({"writable": True}, {8}, {4}), ({"writable": True, "fetch": False}, set(), {8})],
+    [({}, {4}, set()), ({"writable": True}, {12}, {8}), ({"writable": True, "fetch": False}, set(), {8})],
 )
 def test_directions_that_share_the_link_share_its_blocks(
     settings: dict[str, Any], gathers: set[int], scatters: set[int], monkeypatch: pytest.MonkeyPatch

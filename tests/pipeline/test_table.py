@@ -13,6 +13,7 @@ from torch import Tensor, optim
 from torch.nn.functional import embedding
 
 from rowferry.pipeline import RowTable
+from rowferry.pipeline._candidates import go_on
 from rowferry.stores import create_store, open_store
 
 MakeTable = Callable[..., RowTable]
@@ -48,6 +49,24 @@ def test_each_batch_sees_what_the_ones_before_it_wrote(table: MakeTable, moving:
         batch.lookup().sum().backward()
         batch.step()
     assert found == [[100, 200], [199.5, 300], [199]]
+
+
+def test_each_call_of_batches_goes_on_with_what_the_ones_before_it_learnt(
+    table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, met = table(), []
+
+    def noted(movers: Any, learnt: Any) -> Any:
+        met.append((learnt, made := go_on(movers, learnt)))
+        return made
+
+    monkeypatch.setattr("rowferry.pipeline._table_epoch.go_on", noted)
+    for train in (True, False, True, False):
+        for batch in trained.batches([[1, 2]], mover="copy", train=train):
+            assert len(batch.index) == 2
+    assert [known is None for known, _ in met] == [True, True, False, False]
+    assert met[2][0] is met[0][1]
+    assert met[3][0] is met[1][1]
 
 
 def test_a_batch_that_is_not_stepped_changes_nothing_and_moves_no_counter(table: MakeTable, moving: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowferry.pipeline._trial import CLEARLY, FALLEN, OTHER, ROUNDS, SETTLE, SEVERAL, Trial
+from rowferry.pipeline._trial import CLEARLY, FALLEN, OTHER, ROUNDS, SETTLE, SEVERAL, STEADY, Trial
 
 MIB = 1 << 20
 Rates = Callable[[int, int], float]
@@ -131,6 +131,12 @@ def test_windows_of_another_size_are_tried_anew() -> None:
     run(judge, sizes, lambda way, number: 1e9 * ((40, 20), (20, 40))[sizes[number] > MIB][way])
     assert judge.turn == 1
     assert "windows of 64 instead of 1 MiB" in told[1]
+
+
+def test_windows_that_are_large_anyway_are_not_of_another_size() -> None:
+    told: list[str] = []
+    run(trial(told=told), [STEADY] * SETTLE + [40 * STEADY] * 3 * OTHER, steady(40, 20))
+    assert len(told) == 1
 
 
 def test_a_single_small_window_at_the_end_of_an_epoch_is_not_another_size() -> None:

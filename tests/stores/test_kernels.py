@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rowferry.stores._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 from rowferry.stores._kernel_arguments import check_launch, vector_bytes
+from rowferry.stores._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 from rowferry.stores._kernels import RowKernels, available, why_unavailable
 from rowferry.stores._pinning import pinned_bytes
 
