@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -243,9 +242,7 @@ def test_the_step_never_waits_for_the_device() -> None:
         for _ in range(20):
             batch = next(iterator)
             batch.write_back(batch.values)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch says that this mode is a prototype
-            torch.cuda.set_sync_debug_mode("error")
+        torch.cuda.set_sync_debug_mode("error")
         try:
             for _ in range(50):
                 batch = next(iterator)

@@ -24,7 +24,6 @@ MODELS: dict[str, Callable[[Any], Any]] = {
     "torch pinned": lambda embedding: SpeedTorch.CPUPytorchModelFactory(embedding, ROWS, WIDTH),
 }
 every_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-MODE_WARNING = "ignore:Synchronization debug mode:UserWarning"
 
 
 def started(make: Callable[[Any], Any]) -> tuple[Any, nn.Embedding]:
@@ -75,7 +74,6 @@ def test_what_one_step_wrote_the_next_reads_and_the_host_does_not_wait(make: Cal
 
 
 @every_model
-@pytest.mark.filterwarnings(MODE_WARNING)
 def test_no_call_waits_for_the_device(make: Callable[[Any], Any]) -> None:
     pytest.importorskip("cupy")
     table, embedding = started(make)
