@@ -2,11 +2,13 @@
 
 Windows begin small and grow, and the rate of a small one says little. So the preferred way takes the windows that still
 grow; then the ways take turns; then the best rate of each counts, over windows of like size: what a way pays once (a
-first allocation, a cold cache) is not held against it. A rate that falls later is seen, and the ways are tried again.
+first allocation, a cold cache) is not held against it. A rate that falls later, to less than another way's or very far, is
+seen, and the ways are tried again.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, final
@@ -16,7 +18,8 @@ GROW = 11  # windows that may grow before the ways take turns: from one batch to
 ROUNDS = 2  # windows that each way takes: what it pays once, and what it is worth
 GROWTH = 1.25  # a window that is so many times as large as the one before still grows
 CLEARLY = 1.1  # by so much a way must be faster than one before it in the list: host threads cost the training loop
-FALLEN = 2 / 3  # of the rate it was chosen for
+FALLEN = 2 / 3  # of the rate it was chosen for: a direction that later shares the link with the other keeps half of it
+FAR = 1 / 3  # of that rate: so far that what was known of the other ways may not hold either
 SEVERAL = 4  # windows in a row that must have fallen; twice as many after each new try
 OTHER = 16  # windows in a row of another size
 STEADY = 64 << 20  # bytes; windows of as many and more have the same rate
@@ -77,6 +80,7 @@ class Trial:
         self.why = f"{', '.join(ways)} are tried on the first windows"
         self.settled = False
         self._rate, self._nbytes = 0.0, 0  # of the choice
+        self._other = math.inf  # the best rate of the other ways
         self._again = ""
         self._turns: deque[int] | None = None  # left; None while windows still grow
         self._windows = self._last = self._strange = 0
@@ -137,6 +141,7 @@ class Trial:
             fastest = max(sample.rate for sample in best.values())
             self.turn = min(way for way, sample in best.items() if sample.rate * CLEARLY >= fastest)
             self._rate, self._nbytes = best[self.turn].rate, best[self.turn].nbytes
+            self._other = max((sample.rate for way, sample in best.items() if way != self.turn), default=math.inf)
             self.why = self._again + self._words(best)
         self._tell(self.why)
 
@@ -163,7 +168,8 @@ class Trial:
         self._strange = 0
         self._recent.append(sample.rate)
         best = max(self._recent)
-        if len(self._recent) == self._patience and best < FALLEN * self._rate:
+        fallen = best < FALLEN * self._rate and (best < self._other or best < FAR * self._rate)
+        if len(self._recent) == self._patience and fallen:
             self._patience = min(2 * self._patience, 64)
             self._retry(f"{self._ways[self.turn]} fell from {self._rate / 1e9:.3g} to {best / 1e9:.3g} GB/s", self._all_turns())
 

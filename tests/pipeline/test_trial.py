@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowferry.pipeline._trial import CLEARLY, FALLEN, OTHER, ROUNDS, SETTLE, SEVERAL, STEADY, Trial
+from rowferry.pipeline._trial import CLEARLY, FALLEN, FAR, OTHER, ROUNDS, SETTLE, SEVERAL, STEADY, Trial
 
 MIB = 1 << 20
 Rates = Callable[[int, int], float]
@@ -116,6 +116,16 @@ def test_a_rate_that_falls_less_than_a_third_changes_nothing() -> None:
     judge = trial(told=told)
     run(judge, [MIB] * 200, lambda way, number: 1e9 * (40 if number < 50 else 40 * FALLEN + 0.1, 20)[way])
     assert (judge.turn, len(told)) == (0, 1)
+
+
+def test_a_rate_that_falls_and_is_still_the_best_changes_nothing_unless_it_falls_far() -> None:
+    def told_after(share: float) -> list[str]:
+        told: list[str] = []
+        run(trial(told=told), [MIB] * 200, lambda way, number: 1e9 * (40 if number < 50 else share * 40, 10)[way])
+        return told
+
+    assert len(told_after(0.5)) == 1
+    assert len(told_after(0.9 * FAR)) == 2
 
 
 def test_new_tries_of_a_rate_that_goes_up_and_down_become_rare() -> None:
