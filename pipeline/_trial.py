@@ -7,6 +7,7 @@ first allocation, a cold cache) is not held against it. A rate that falls later 
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, final
@@ -43,6 +44,9 @@ class Judge(Protocol):
 
     def measured(self, way: int, nbytes: int, seconds: float) -> None:
         """A window went by ``way`` and took so long. Some windows later, in the order of windows."""
+
+    def copy(self) -> Judge:
+        """Another one that knows the same and goes on by itself. Any thread, also while this one judges."""
 
 
 class _Sample(NamedTuple):
@@ -109,6 +113,12 @@ class Trial:
         if all(sum(each.way == number for each in compared) >= ROUNDS for number in range(len(self._ways))):
             self._settle()
 
+    def copy(self) -> Trial:
+        other = copy.copy(self)
+        other._samples, other._recent = self._samples.copy(), self._recent.copy()
+        other._turns = None if self._turns is None else self._turns.copy()
+        return other
+
     # ---- trying -----------------------------------------------------------------------------------------------
 
     def _all_turns(self) -> deque[int]:
@@ -122,7 +132,7 @@ class Trial:
         return [sample for sample in self._samples if _alike(sample.nbytes, largest)]
 
     def _settle(self) -> None:
-        self.settled, self._windows = True, 0
+        self._windows = 0
         self._recent.clear()
         best: dict[int, _Sample] = {}
         for samples in (self._comparable() if self._samples else (), self._samples):  # of any size where none is alike
@@ -138,6 +148,7 @@ class Trial:
             self.turn = min(way for way, sample in best.items() if sample.rate * CLEARLY >= fastest)
             self._rate, self._nbytes = best[self.turn].rate, best[self.turn].nbytes
             self.why = self._again + self._words(best)
+        self.settled = True  # last: who copies it meanwhile gets one that still tries
         self._tell(self.why)
 
     def _words(self, best: dict[int, _Sample]) -> str:
