@@ -115,8 +115,8 @@ class Trial:
 
     def copy(self) -> Trial:
         other = copy.copy(self)
-        other._samples, other._recent = self._samples.copy(), self._recent.copy()
-        other._turns = None if self._turns is None else self._turns.copy()
+        other._samples, other._recent = other._samples.copy(), other._recent.copy()
+        other._turns = None if other._turns is None else other._turns.copy()
         return other
 
     # ---- trying -----------------------------------------------------------------------------------------------
