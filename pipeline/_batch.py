@@ -37,6 +37,10 @@ class _Base:
             self._index, self._indices = indices(), None
         return self._index
 
+    @index.setter
+    def index(self, index: Any) -> None:
+        self._index, self._indices = index, None
+
 
 @final
 class Batch(_Base):

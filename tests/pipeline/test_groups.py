@@ -106,6 +106,13 @@ def test_a_batch_may_be_pickled_whether_its_index_was_looked_at_or_not() -> None
             assert again.item == batch.item
 
 
+def test_a_batchs_index_may_be_replaced_like_its_other_parts() -> None:
+    with Pipeline(ArrayStore(torch.arange(8.0)), batch_sampler=[[0, 3]], device="cpu", mover="copy") as pipe:
+        batch = next(iter(pipe))
+    batch.index, batch.item = torch.tensor([7]), "mine"
+    assert (batch.index.tolist(), batch.item) == ([7], "mine")
+
+
 def test_on_another_stream_they_are_gathered_anew(
     device: SimulatedDevice, batches: Any, numbered: Callable[..., Tensor]
 ) -> None:
