@@ -28,12 +28,18 @@ class _Base:
     def index(self) -> Any:
         """The rows asked for, int64 on the device, in the index's own shape; a dict by table when there are several.
 
-        Copied at the first look, on the stream that is then current; from then on the same tensor. RuntimeError when that
-        stream is captured into a graph.
+        Copied at the first look, on the stream that is then current (with ``local`` it is there at ``next()``, on the stream
+        of that); from then on the same tensor. A kept batch that was not looked at holds the ids of its whole window.
+        RuntimeError when that stream is captured into a graph.
         """
-        if self._indices is not None:
-            self._index, self._indices = self._indices(), None
+        indices = self._indices  # once: another thread may look, too
+        if indices is not None:
+            self._index, self._indices = indices(), None
         return self._index
+
+    @index.setter
+    def index(self, index: Any) -> None:
+        self._index, self._indices = index, None
 
 
 @final

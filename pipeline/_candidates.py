@@ -154,13 +154,19 @@ def _make_judge(label: str, names: Sequence[str], what: str) -> Judge:
 
 
 def go_on(movers: Sequence[Sequence[Mover]], learnt: Sequence[Sequence[Learnt | None]] | None) -> list[list[Learnt | None]]:
-    """Before the first window: movers go on with what an earlier pipeline over the same stores has learnt. What they know."""
+    """Before the first window: movers go on with what an earlier pipeline over the same stores has learnt.
+
+    What is known now: what they know, and of a mover that does not choose what was known before.
+    """
     before = learnt or [[None for _ in mine] for mine in movers]
     for mine, known in zip(movers, before, strict=True):
         for mover, one in zip(mine, known, strict=True):
             if isinstance(mover, Chosen) and one is not None:
                 mover.go_on_with(one)
-    return [[mover.learnt() if isinstance(mover, Chosen) else None for mover in mine] for mine in movers]
+    return [
+        [mover.learnt() if isinstance(mover, Chosen) else one for mover, one in zip(mine, known, strict=True)]
+        for mine, known in zip(movers, before, strict=True)
+    ]
 
 
 def make_mover(name: str, store: Store, device: Device, threads: int, needs: Needs = READS) -> Mover:

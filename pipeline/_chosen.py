@@ -130,12 +130,15 @@ class Chosen:
         return Learnt(names, self._reading.judge, None if self._writing is None else self._writing.judge)
 
     def go_on_with(self, learnt: Learnt) -> None:
-        """Before the first window: what an earlier pipeline has learnt of the same store, where it had the same ways."""
+        """Before the first window: what an earlier pipeline has learnt of the same store, where it had the same ways.
+
+        By judges of our own that begin there: both pipelines may be live, and each judge belongs to one thread.
+        """
         mine = self.learnt()
         if mine.names == learnt.names and (mine.writing is None) == (learnt.writing is None):
-            self._reading.judge = learnt.reading
+            self._reading.judge = learnt.reading.copy()
             if self._writing is not None and learnt.writing is not None:
-                self._writing.judge = learnt.writing
+                self._writing.judge = learnt.writing.copy()
 
     @property
     def name(self) -> str:

@@ -44,6 +44,7 @@ class Epoch(Iterator[Any]):
     ) -> None:
         self._server: Server | None = server  # None when over: a batch that is kept must not keep slots alive
         self._source = source
+        self._names = [table.name for table in source.tables] if source.several else None
         self._device = device
         self._counters = counters
         self._on_batch, self._on_write, self._on_end, self._on_over = on_batch, on_write, on_end, on_over
@@ -120,7 +121,7 @@ class Epoch(Iterator[Any]):
 
     def _batch(self, taken: Taken) -> Batch | WritableBatch:
         source, number = self._source, taken.request.number
-        indices, item = functools.partial(_looked_at, self._device, source, taken.index), taken.item
+        indices, item = functools.partial(_looked_at, self._device, self._names, taken.index), taken.item
         values = source.build([table.build(columns) for table, columns in zip(source.tables, taken.columns, strict=True)])
         if not taken.rows:
             return Batch(number, indices, item, values)
@@ -176,10 +177,11 @@ class Epoch(Iterator[Any]):
         return {numbers[name]: values for name, values in changed.items()}
 
 
-def _looked_at(device: Device, source: Source, index: Sequence[Callable[[], Tensor]]) -> Any:
-    """The rows that a batch asked for, by table."""
+def _looked_at(device: Device, names: Sequence[str] | None, index: Sequence[Callable[[], Tensor]]) -> Any:
+    """The rows that a batch asked for, by table where these have names. Without the source, whose stores it would keep."""
     refuse_capture(device, "the first look at batch.index")
-    return source.build([rows() for rows in index])
+    found = [rows() for rows in index]
+    return found[0] if names is None else dict(zip(names, found, strict=True))
 
 
 def refuse_fork(pid: int) -> None:

@@ -34,7 +34,7 @@ class Snapshots:
     returned to it. They go to the device from where they are. The producer's thread only.
 
     Batches that are drawn one after the other lie so too, and are uploaded together. Each torch operator gives up the GIL
-    for a moment, and a training loop that takes it then keeps it for longer than the ids need: so there are none here a batch.
+    for a moment, and a training loop that takes it then keeps it for longer than the ids need: so no batch calls one here.
     """
 
     def __init__(self, device: Device, pool: PinnedPool) -> None:

@@ -52,19 +52,20 @@ class Taken:
 class Asking:
     """The rows that a batch asked for, to be copied for the user when he looks at them: few training loops do.
 
-    There is nothing to wait for: the plan has read back what it counted of these very ids.
+    There is nothing to wait for: the plan has read back what it counted of these very ids. Holds the window's ids and
+    nothing else of it: a batch that is kept must not keep a slot.
     """
 
     device: Device
-    window: TableWindow
-    batch: int
+    ids: Tensor
+    span: tuple[int, int]
     shape: tuple[int, ...]
 
     def __call__(self) -> Tensor:
         """int64, of ``shape``, a tensor of its own, ready on the current stream."""
-        start, stop = self.window.span(self.batch)
-        self.device.keep(self.window.ids, self.device.current())
-        return _integers(self.device, self.window.ids[start:stop]).view(self.shape)
+        start, stop = self.span
+        self.device.keep(self.ids, self.device.current())
+        return _integers(self.device, self.ids[start:stop]).view(self.shape)
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ def serve(run: Run, stream: Any, window: Window, batch: int) -> Taken:
     request, tables = window.requests[batch], run.parts.source.tables
     taken = Taken(window, batch, request, _item(run, stream, request))
     for part, asked in zip(window.tables, request.asked, strict=True):
-        taken.index.append(Asking(run.parts.device, part, batch, asked.shape))
+        taken.index.append(Asking(run.parts.device, part.ids, part.span(batch), asked.shape))
     if run.parts.settings.writable:
         for part, asked in zip(window.tables, request.asked, strict=True):
             _serve_distinct(run, taken, part, asked.shape)
@@ -129,14 +130,15 @@ def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
     """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension.
 
     Not views, as far as autograd knows: these count changes in place together, and a batch that is changed would spoil what
-    a graph saved of another one. That is what the split is "unsafe" for.
+    a graph saved of another one; and one that was made in ``no_grad`` refuses to be changed by what has a gradient. That is
+    what the split is "unsafe" for, and ``data``.
     """
-    if len(shapes) == 1:
-        return [rows.view((*shapes[0], *rows.shape[1:]))]
-    parts: Sequence[Tensor] = torch.unsafe_split_with_sizes(rows, [math.prod(shape) for shape in shapes])
-    if any(len(shape) != 1 for shape in shapes):
-        return [part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True)]
-    return parts
+    parts: Sequence[Tensor] = [rows]
+    if len(shapes) > 1:
+        parts = torch.unsafe_split_with_sizes(rows, [math.prod(shape) for shape in shapes])
+        if all(len(shape) == 1 for shape in shapes):
+            return parts
+    return [part.view((*shape, *part.shape[1:])).data for part, shape in zip(parts, shapes, strict=True)]
 
 
 def check_values(rows: Any, column: Column, count: int, device: Device) -> None:

@@ -8,6 +8,7 @@ seen, and the ways are tried again.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -46,6 +47,9 @@ class Judge(Protocol):
 
     def measured(self, way: int, nbytes: int, seconds: float) -> None:
         """A window went by ``way`` and took so long. Some windows later, in the order of windows."""
+
+    def copy(self) -> Judge:
+        """Another one that knows the same and goes on by itself. Any thread, also while this one judges."""
 
 
 class _Sample(NamedTuple):
@@ -113,6 +117,12 @@ class Trial:
         if all(sum(each.way == number for each in compared) >= ROUNDS for number in range(len(self._ways))):
             self._settle()
 
+    def copy(self) -> Trial:
+        other = copy.copy(self)
+        other._samples, other._recent = other._samples.copy(), other._recent.copy()
+        other._turns = None if other._turns is None else other._turns.copy()
+        return other
+
     # ---- trying -----------------------------------------------------------------------------------------------
 
     def _all_turns(self) -> deque[int]:
@@ -126,7 +136,7 @@ class Trial:
         return [sample for sample in self._samples if _alike(sample.nbytes, largest)]
 
     def _settle(self) -> None:
-        self.settled, self._windows = True, 0
+        self._windows = 0
         self._recent.clear()
         best: dict[int, _Sample] = {}
         for samples in (self._comparable() if self._samples else (), self._samples):  # of any size where none is alike
@@ -143,6 +153,7 @@ class Trial:
             self._rate, self._nbytes = best[self.turn].rate, best[self.turn].nbytes
             self._other = max((sample.rate for way, sample in best.items() if way != self.turn), default=math.inf)
             self.why = self._again + self._words(best)
+        self.settled = True  # last: who copies it meanwhile gets one that still tries
         self._tell(self.why)
 
     def _words(self, best: dict[int, _Sample]) -> str:

@@ -170,13 +170,13 @@ class Store(Whereabouts, UsedByKernels, ABC):
                 return
         rows, shape = check_index(index, len(self), self.name)
         self._require_fit(values, shape)
+        self._settle()  # before values are looked at: they may be rows of this store
         values = self._own(values).reshape(rows.size, *self.row_shape)
         if not rows.size:
             return
         keep = last_of_each(rows)
         if keep is not None:
             rows, values = rows[keep], values[torch.from_numpy(keep)]
-        self._settle()
         self._scatter(np.ascontiguousarray(rows), values.contiguous())
 
     @final

@@ -21,7 +21,7 @@ from ._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 
 BLOCKS = 8  # enough to saturate the bus, and the other multiprocessors are left to the training step
 GATHER_BLOCKS = 4  # keep 256 KiB in flight: more does not read faster, and what queues on the bus delays every launch
-BOTH_WAYS = {"gather_blocks": 12, "scatter_blocks": 8}  # at the same time: reads wait longer then, and writes crowd them out
+BOTH_WAYS = {"gather_blocks": 12, "scatter_blocks": 8}  # at once: 4 that read are crowded out by writes
 _INDEX_NAMES = {torch.int32: "int32", torch.int64: "int64"}
 
 

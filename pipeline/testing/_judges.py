@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import final
 
 from rowferry.pipeline._candidates import make_mover
@@ -33,6 +34,9 @@ class Fixed:
 
     def measured(self, way: int, nbytes: int, seconds: float) -> None:
         del way, nbytes, seconds
+
+    def copy(self) -> Judge:
+        return Fixed(self.turn)
 
 
 @final
@@ -64,6 +68,9 @@ class Changing:
     def measured(self, way: int, nbytes: int, seconds: float) -> None:
         del way, nbytes
         self.seconds.append(seconds)
+
+    def copy(self) -> Judge:
+        return deepcopy(self)
 
     def _draw(self) -> None:
         self.turn = self._random.randrange(self._ways)

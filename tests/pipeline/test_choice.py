@@ -99,7 +99,7 @@ def test_what_an_earlier_pipeline_has_learnt_of_a_store_holds_for_the_next() -> 
     gathered = machine.moved["gathered"]
     with machine.pipeline(store) as pipe:
         assert pipe._parts is not None
-        assert go_on(pipe._parts.movers, learnt) == learnt
+        go_on(pipe._parts.movers, learnt)
         assert all(torch.equal(rows, table()[index]) for index, rows in read_all(pipe))
         assert pipe.stats().mover_why == why
         assert machine.moved["gathered"] == gathered
@@ -115,7 +115,39 @@ def test_what_was_learnt_of_other_ways_is_not_gone_on_with() -> None:
         assert reading._parts is not None
         assert writing._parts is not None
         learnt = go_on(reading._parts.movers, None)
-        assert go_on(writing._parts.movers, learnt) != learnt
+        read_all(reading)
+        [[before]], [[after]] = learnt, go_on(writing._parts.movers, learnt)
+        assert before is not None
+        assert before.reading.settled
+        assert after is not None
+        assert not after.reading.settled
+
+
+def test_pipelines_that_are_live_together_do_not_judge_for_each_other() -> None:
+    machine = Machine(kernel=40.0, host=10.0)
+    store = machine.store(table())
+    with machine.pipeline(store) as one, machine.pipeline(store) as other:
+        assert one._parts is not None
+        assert other._parts is not None
+        learnt = go_on(one._parts.movers, None)
+        read_all(one)
+        why = one.stats().mover_why
+        go_on(other._parts.movers, learnt)
+        assert other.stats().mover_why == why
+        machine.kernel = 1.0
+        read_all(other)
+        assert other.stats().mover == "copy"
+        assert one.stats().mover_why == why
+
+
+def test_what_was_learnt_is_not_forgotten_for_a_pipeline_that_has_no_choice() -> None:
+    machine = Machine(kernel=40.0, host=10.0)
+    store = machine.store(table())
+    with machine.pipeline(store) as free, machine.pipeline(store, mover="copy") as bound:
+        assert free._parts is not None
+        assert bound._parts is not None
+        learnt = go_on(free._parts.movers, None)
+        assert go_on(bound._parts.movers, learnt) == learnt
 
 
 @pytest.mark.parametrize(("kernel", "host", "taken"), [(40.0, 10.0, "zero-copy"), (2.0, 20.0, "copy")])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,6 +65,37 @@ def test_a_change_in_place_spoils_nothing_that_a_graph_saved_of_another(device: 
     assert found[1].index.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("asked", [[[0, 3]], [[0, 3], [5]], [[[0], [3]], [5]]])
+def test_a_batch_of_no_grad_may_be_changed_by_what_has_a_gradient(asked: list[Any]) -> None:
+    device = SimulatedDevice()
+    pipe = Pipeline(ArrayStore(torch.arange(8.0)), batch_sampler=asked, device=device, mover="copy", lookahead=4)  # type: ignore[arg-type]
+    pipe._new_host = lambda: SimulatedHost(device, 0)
+    with pipe, torch.no_grad():
+        batches = list(pipe)
+    device.drain()
+    weight = torch.tensor(2.0, requires_grad=True)
+    batches[0].data.mul_(weight).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_kept_batch_keeps_no_slot_and_no_table(writable: bool) -> None:
+    store = ArrayStore(torch.arange(8.0))
+    pipe = Pipeline(store, batch_sampler=[[0, 3], [5]], device="cpu", mover="copy", writable=writable)
+    assert pipe._parts is not None
+    kept: list[weakref.ref[Any]] = [weakref.ref(arena) for arena in pipe._parts.arenas._arenas]
+    if not writable:  # one to write knows its source, by which it looks values up
+        kept.append(weakref.ref(store))
+    batches = iter(pipe)
+    batch = next(batches)
+    pipe.close()
+    del pipe, store, batches
+    gc.collect()
+    assert [found for one in kept if (found := one()) is not None] == []
+    assert batch.index.tolist() == [0, 3]
+
+
 def test_a_batch_may_be_pickled_whether_its_index_was_looked_at_or_not() -> None:
     with Pipeline(ArrayStore(torch.arange(8.0)), batch_sampler=[[0, 3], [5]]) as pipe:
         batches = list(pipe)
@@ -71,6 +104,13 @@ def test_a_batch_may_be_pickled_whether_its_index_was_looked_at_or_not() -> None
         for again in (pickle.loads(pickle.dumps(batch)), copy.copy(batch)):
             assert (again.number, again.index.tolist(), again.data.tolist()) == (batch.number, index, index)
             assert again.item == batch.item
+
+
+def test_a_batchs_index_may_be_replaced_like_its_other_parts() -> None:
+    with Pipeline(ArrayStore(torch.arange(8.0)), batch_sampler=[[0, 3]], device="cpu", mover="copy") as pipe:
+        batch = next(iter(pipe))
+    batch.index, batch.item = torch.tensor([7]), "mine"
+    assert (batch.index.tolist(), batch.item) == ([7], "mine")
 
 
 def test_on_another_stream_they_are_gathered_anew(

@@ -126,6 +126,25 @@ def test_a_store_waits_for_its_kernels_where_the_host_touches_its_memory() -> No
     assert used(store.close) == {"s", "t"}
 
 
+def test_rows_of_a_store_are_written_into_it_as_its_kernels_leave_them() -> None:
+    store = PinnedStore.zeros((4, 2), torch.float32)
+    rows = store.torch()
+
+    class Late:
+        def synchronize(self) -> None:
+            rows[0] = 7.0  # what a kernel writes, as late as it may
+
+    class Device:
+        def record(self, stream: Any) -> Late:
+            del stream
+            return Late()
+
+    device: Any = Device()
+    store.in_flight.after_write(device, "s")
+    store.scatter([3], rows[:1])
+    assert rows[3].tolist() == [7.0, 7.0]
+
+
 def test_a_store_that_is_dropped_waits_for_its_kernels_first() -> None:
     store, events = PinnedStore.zeros((4, 2), torch.float32), Events()
     device: Any = events
