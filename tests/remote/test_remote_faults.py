@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,15 @@ def test_a_pipeline_over_a_failing_server_serves_the_rows_of_the_plain_loop(url:
     assert torch.cat(seen).sort().values.equal(torch.arange(ROWS))
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """As in a terminal; a shell has what it starts in the background ignore Ctrl+C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_request_that_the_server_does_not_answer(npy: Path, over_http: Publish, files: Any) -> None:
     with rf.open_store(over_http(npy)) as store:
         files.faults.append("interrupt")
