@@ -22,6 +22,7 @@ from ._staging import Arenas, PinnedPool, default_staging
 from ._timeline import Timeline
 from ._warm import warm
 from ._window import Plan, TorchPlan
+from ._window_on_host import HostPlan
 
 PERMUTE_BLOCKS = 32
 MOST_DEPTH = 256  # the kernels of a plan number the older windows in a byte
@@ -110,7 +111,7 @@ def make_permute(device: Device) -> Permute | None:
 def make_plan(device: Device, depth: int) -> Plan:
     """Plans windows: by kernels of its own where there are any, else by torch operators."""
     if not device.is_cuda or not kernels_available(device) or depth > MOST_DEPTH:
-        return TorchPlan()
+        return TorchPlan() if device.asynchronous else HostPlan()
     from ._plan_kernels import CudaPlan  # imports CuPy
 
     return CudaPlan(device.torch)

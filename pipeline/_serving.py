@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from rowferry.stores._bytes import as_ints
+from rowferry.stores._bytes import as_ints, gather_rows
 from rowferry.stores._casts import cast, castable
 from rowferry.stores._device_contract import Device
 
@@ -237,7 +237,10 @@ def _pick(
         if dtype == source.dtype:
 
             def pick() -> None:
-                torch.index_select(as_ints(source), 0, places, out=as_ints(out))
+                if device.asynchronous:
+                    torch.index_select(as_ints(source), 0, places, out=as_ints(out))
+                else:  # torch would wait for a pool of threads, which the producer keeps from the cores
+                    gather_rows(source, places.numpy(), out)
         else:
 
             def pick() -> None:
