@@ -119,19 +119,23 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
         shapes = [request.asked[number].shape for request in window.requests[first:last]]
         found = []
         for source, column in zip(_columns(part), table.columns, strict=True):
+            if run.parts.arenas.lends and column.dtype == source.dtype:
+                found.append(_parts(source[start:stop], shapes, apart=True))  # in order, so places are what was asked for
+                continue
             rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.counters.overflow)
             found.append(_parts(rows, shapes))
         columns.append(list(map(list, zip(*found, strict=True))))
     return Group(first, stream, list(map(list, zip(*columns, strict=True))))
 
 
-def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
-    """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension.
+def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]], *, apart: bool = False) -> Sequence[Tensor]:
+    """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension. With
+    ``apart`` others have parts of the same memory, too.
 
     Not views, as far as autograd knows: these count changes in place together, and a batch that is changed would spoil what
     a graph saved of another one. That is what the split is "unsafe" for.
     """
-    if len(shapes) == 1:
+    if len(shapes) == 1 and not apart:
         return [rows.view((*shapes[0], *rows.shape[1:]))]
     parts: Sequence[Tensor] = torch.unsafe_split_with_sizes(rows, [math.prod(shape) for shape in shapes])
     if any(len(shape) != 1 for shape in shapes):
