@@ -281,6 +281,7 @@ def test_a_graph_over_one_batch_in_order_outlives_a_change_of_its_neighbour(numb
     loss = (weight * batches[1].data).sum()
     batches[2].data.zero_()
     loss.backward()
+    assert weight.grad is not None
     assert torch.equal(weight.grad, values[5:10])
 
 
