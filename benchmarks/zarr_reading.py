@@ -7,6 +7,7 @@ that are not installed are left out. Random rows are read by one thread in one c
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -32,6 +33,7 @@ SPAN_BYTES = 64 << 20  # what is asked for at a time when rows are read in order
 BATCH_BYTES = 4 << 20
 SHARD_ROWS = 65_536
 LARGE = 1 << 20  # float32: rows of 4 MiB
+TRIES = 20  # a page that a processor has just handled stays for a moment
 
 Take = Callable[[NDArray[np.int64] | slice], Any]
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -59,10 +61,31 @@ def make(path: Path, rows: int, width: int, layout: dict[str, Any]) -> None:
 
 
 def make_all_cold(folder: Path) -> None:
-    """Drop the pages of all files of an array."""
-    for path in folder.rglob("*"):
-        if path.is_file():
+    """Drop the pages of all files of an array, those too that a reader of before still has mapped.
+
+    Raises:
+        RuntimeError: a file is in memory all the same, so that what follows would not be cold.
+    """
+    gc.collect()
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    for _ in range(TRIES):
+        for path in left:
             make_cold(path)
+        left = [path for path in left if path.stat().st_size and is_in_memory(path)]
+        if not left:
+            return
+    raise RuntimeError(f"{left[0]} is mapped or dirty, and stays in the page cache")
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether the file's last page is in the page cache; nothing is read from the disk to tell."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return bool(os.preadv(fd, [bytearray(1)], os.fstat(fd).st_size - 1, os.RWF_NOWAIT))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
 
 
 # ---- readers: each opens the array and gives a function that takes sorted rows, or a slice of them --------------------

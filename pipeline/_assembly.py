@@ -16,12 +16,14 @@ from ._counters import Counters
 from ._ids import Permute
 from ._ranges import ranges_wanted
 from ._run import Parts, Settings, Streams
+from ._sampling import BatchSource, BuiltIn
 from ._shuffle import CUDA_SOURCE, Permutation
 from ._source import Source
 from ._staging import Arenas, PinnedPool, default_staging
 from ._timeline import Timeline
 from ._warm import warm
 from ._window import Plan, TorchPlan
+from ._window_on_host import HostPlan
 
 PERMUTE_BLOCKS = 32
 MOST_DEPTH = 256  # the kernels of a plan number the older windows in a byte
@@ -62,6 +64,7 @@ def make_parts(
     staging_bytes: int | None,
     batch_size: int | None,
     threads: int,
+    batches: BatchSource,
 ) -> Parts:
     """Slots, streams and movers. Allocates ``staging_bytes`` on the device.
 
@@ -73,7 +76,9 @@ def make_parts(
         total = default_staging(device, source, depth=settings.depth, writable=settings.writable)
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         raise ValueError(f"staging_bytes is {staging_bytes!r}; it must be a positive number of bytes or None")
-    arenas = Arenas(device, source, depth=settings.depth, total=total, writable=settings.writable)
+    in_order = isinstance(batches, BuiltIn) and not batches.shuffle  # so no row is in two windows, nor twice in one
+    lends = in_order and not settings.writable and not device.asynchronous
+    arenas = Arenas(device, source, depth=settings.depth, total=total, writable=settings.writable, lends=lends)
     if batch_size is not None and isinstance(batch_size, int):
         needed = arenas.needed([min(batch_size, table.rows) for table in source.tables])
         if needed > arenas.slot_bytes:
@@ -110,7 +115,7 @@ def make_permute(device: Device) -> Permute | None:
 def make_plan(device: Device, depth: int) -> Plan:
     """Plans windows: by kernels of its own where there are any, else by torch operators."""
     if not device.is_cuda or not kernels_available(device) or depth > MOST_DEPTH:
-        return TorchPlan()
+        return TorchPlan() if device.asynchronous else HostPlan()
     from ._plan_kernels import CudaPlan  # imports CuPy
 
     return CudaPlan(device.torch)

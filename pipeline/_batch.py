@@ -48,6 +48,8 @@ class Batch(_Base):
 
     On a GPU, small batches of a window lie side by side in one allocation of at most 32 MiB, each in a part of its own. One
     that is kept holds all of it, and ``torch.save`` writes all of it: keep or save ``batch.data.clone()`` where that matters.
+    On a CPU the same goes for rows of files, read in order: batches are parts of the memory (at most 64 MiB) that a window
+    was read into, which nobody else uses from then on.
     """
 
     __slots__ = ("data",)

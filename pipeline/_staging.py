@@ -17,6 +17,7 @@ from ._source import Source
 
 ALIGN = 256  # bytes; columns of a slot start on a line that every vector width divides
 DEFAULT_BYTES = 2 << 30
+MOST_LENT = 64 << 20  # bytes of an arena that is lent: larger ones would not be found again where the CPU's memory waits
 
 
 def default_staging(device: Device, source: Source, *, depth: int, writable: bool) -> int:
@@ -51,14 +52,19 @@ class Arenas:
     """``depth`` byte arenas on the device, allocated once; a window carves its columns out of one.
 
     Who calls it: the producer, after it claimed the slot. What ``carve`` returns is valid until the slot is claimed
-    again.
+    again; where ``lends``, for as long as somebody has it, for each window then has an arena of its own.
+
+    Attributes:
+        lends: batches may be parts of an arena that the user has from then on.
     """
 
-    def __init__(self, device: Device, source: Source, *, depth: int, total: int, writable: bool) -> None:
+    def __init__(self, device: Device, source: Source, *, depth: int, total: int, writable: bool, lends: bool = False) -> None:
         self.slot_bytes = total // depth // ALIGN * ALIGN
         self.depth = depth
         self._source = source
         self._writable = writable
+        self._device = device
+        self.lends = lends and self.slot_bytes <= MOST_LENT
         smallest = self.needed([1 for _ in source.tables])
         if self.slot_bytes < smallest:
             raise ValueError(
@@ -87,6 +93,8 @@ class Arenas:
             rows: distinct rows of each table.
             dtypes: of each table's columns: the store's, or a narrower one that rows are cast to before they cross.
         """
+        if self.lends:
+            self._arenas[number % self.depth] = self._device.empty((self.slot_bytes,), torch.uint8)
         arena = self._arenas[number % self.depth]
         offset = 0
         parts = []

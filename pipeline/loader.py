@@ -114,7 +114,7 @@ class Pipeline:
         if not _candidates.is_all_local(mover, self._source, self._place):
             self._parts = _assembly.make_parts(
                 self._source, self._settings, self._place, self._counters,
-                mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads,
+                mover=mover, staging_bytes=staging_bytes, batch_size=batch_size, threads=self._threads, batches=self._batches,
             )  # fmt: skip
             _chunk_shuffle.warn_if_dear(self._batches, self._parts)
         self._account = Account(self._place, self._counters, self._parts)

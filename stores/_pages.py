@@ -30,6 +30,7 @@ _log = logging.getLogger("rowferry")
 
 PAGE = mmap.PAGESIZE
 GAP = 3  # pages between two runs that are fetched with them: a disk reads them in the time of one more request
+LONGEST = 32  # pages asked for in one piece: of a longer one Linux fetches what the disk takes at once, and leaves out the rest
 SAMPLE = 32  # runs of pages looked at to tell whether all are in memory; asking for fewer costs as little as looking
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -96,6 +97,7 @@ class Arena:
         first, pages = page_runs(starts, stops, GAP)
         if first.size > SAMPLE and self._seem_resident(first):
             return
+        first, pages = cut_runs(first, pages, LONGEST)
         runs = np.empty(first.size, _RUN)
         runs["address"] = self._address + first * PAGE
         runs["nbytes"] = pages * PAGE
@@ -137,6 +139,13 @@ def page_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int = 0)
     begins = np.flatnonzero(new)
     ends = reach[np.append(begins[1:], first.size) - 1] if first.size else reach
     return first[begins], ends - first[begins] + 1
+
+
+def cut_runs(first: NDArray[np.int64], pages: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The same pages as runs of at most ``most``, in the same order. Pure."""
+    pieces = -(-pages // most)
+    inside = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    return np.repeat(first, pieces) + inside * most, np.minimum(np.repeat(pages, pieces) - inside * most, most)
 
 
 def resident_file_bytes() -> int:

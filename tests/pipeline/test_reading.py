@@ -250,3 +250,44 @@ def test_every_dtype_crosses_bit_for_bit(pipeline: Make, dtype: torch.dtype) -> 
         for batch in pipe:
             assert batch.data.dtype == dtype
             assert bits(batch.data) == b"".join(bits(values[row]) for row in index)
+
+
+# ---- on a CPU, rows of files in order ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_batches_in_order_stay_as_they_are_when_others_are_changed_and_windows_go_on(
+    numbered: Callable[..., Tensor], dtype: torch.dtype | None
+) -> None:
+    values = numbered(101)
+    wanted = values if dtype is None else values.to(dtype)
+    with Pipeline(ArrayStore(values), batch_size=7, device="cpu", mover="copy", dtype=dtype, staging_bytes=4096) as pipe:
+        for _ in range(2):
+            kept = list(pipe)
+            assert torch.equal(torch.cat([batch.data for batch in kept]), wanted)
+            for batch in kept[::2]:
+                batch.data.fill_(-1)
+            for number, batch in enumerate(kept):
+                rows = wanted[7 * number : 7 * number + 7]
+                assert torch.equal(batch.data, rows if number % 2 else torch.full_like(rows, -1))
+    assert torch.equal(values, numbered(101))
+
+
+def test_a_graph_over_one_batch_in_order_outlives_a_change_of_its_neighbour(numbered: Callable[..., Tensor]) -> None:
+    values = numbered(20)
+    with Pipeline(ArrayStore(values), batch_size=5, device="cpu", mover="copy") as pipe:
+        batches = list(pipe)
+    weight = torch.ones_like(batches[1].data, requires_grad=True)
+    loss = (weight * batches[1].data).sum()
+    batches[2].data.zero_()
+    loss.backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, values[5:10])
+
+
+def test_batches_in_order_are_parts_of_what_their_window_was_read_into(numbered: Callable[..., Tensor]) -> None:
+    with Pipeline(ArrayStore(numbered(64)), batch_size=4, device="cpu", mover="copy") as pipe:
+        batches = list(pipe)
+    memories = [batch.data.untyped_storage().data_ptr() for batch in batches]
+    assert len(set(memories)) < len(batches)
+    assert len({batch.data.data_ptr() for batch in batches}) == len(batches)

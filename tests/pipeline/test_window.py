@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rowferry.pipeline import _plan_kernels
 from rowferry.pipeline._window import Layout, Older, Plan, Sorted, TorchPlan
+from rowferry.pipeline._window_on_host import HostPlan
 
 BATCHES = st.lists(st.lists(st.integers(0, 11), max_size=6), min_size=1, max_size=5).filter(any)
 OLDER = st.lists(st.sets(st.integers(0, 11), max_size=6), max_size=3)
@@ -159,6 +160,27 @@ def test_the_kernels_count_many_batches(on_host: Plan, batches: int) -> None:
     asked = [rng.integers(0, 999, int(rng.integers(0, 3))).tolist() for _ in range(batches)]
     before = [set(range(0, 999, 7))]
     assert_same(plan(asked, before, torch.int32, on_host), plan(asked, before, torch.int32))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("offset", [0, (1 << 31) - 12])
+def test_the_host_plans_as_the_operators_do(dtype: torch.dtype, offset: int) -> None:
+    @settings(max_examples=150, deadline=None)
+    @given(BATCHES, OLDER)
+    def check(batches: list[list[int]], older_rows: list[set[int]]) -> None:
+        asked = [[row + offset for row in batch] for batch in batches]
+        before = [{row + offset for row in rows} for rows in older_rows]
+        assert_same(plan(asked, before, dtype, HostPlan()), plan(asked, before, dtype))
+
+    check()
+
+
+@pytest.mark.parametrize(("batches", "size", "top"), [(3, 3000, 5000), (70_000, 2, 99), (4, 50, 1 << 62)])
+def test_the_host_plans_many_batches_and_the_widest_row_numbers(batches: int, size: int, top: int) -> None:
+    rng = np.random.default_rng(batches)
+    asked = [rng.integers(0, top, int(rng.integers(1, size + 1))).tolist() for _ in range(batches)]
+    before = [set(asked[0][::2]), set(asked[-1])]
+    assert_same(plan(asked, before, torch.int64, HostPlan()), plan(asked, before))
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rowferry.stores import ZarrStore, _zarr_files
-from rowferry.stores._pages import PAGE, Arena, page_runs, resident_file_bytes, whole_pages
+from rowferry.stores._pages import PAGE, Arena, cut_runs, page_runs, resident_file_bytes, whole_pages
 
 
 @given(st.lists(st.tuples(st.integers(0, 40 * PAGE), st.integers(1, 3 * PAGE)), max_size=30))
@@ -82,3 +82,13 @@ def test_resident_memory_stays_flat_however_much_is_read(tmp_path: Path, monkeyp
         store.gather(np.random.default_rng(seed).integers(0, len(data), 1 << 12), out=out)
         most = max(most, resident_file_bytes())
     assert most - before < 32 << 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 90)), max_size=8), st.integers(1, 40))
+def test_long_runs_are_cut_into_pieces_that_hold_the_same_pages(runs: list[tuple[int, int]], most: int) -> None:
+    starts, lengths = np.array(runs, np.int64).reshape(-1, 2).T
+    first, pages = cut_runs(starts, lengths, most)
+    assert bool(np.all(pages <= most))
+    assert bool(np.all(pages > 0))
+    pieces = zip(first.tolist(), pages.tolist(), strict=True)
+    assert [page for start, n in pieces for page in range(start, start + n)] == [p for a, n in runs for p in range(a, a + n)]
