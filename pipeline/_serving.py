@@ -121,7 +121,7 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
         found = []
         for source, column in zip(_columns(part), table.columns, strict=True):
             if run.parts.arenas.lends and column.dtype == source.dtype:
-                found.append(_parts(source[start:stop], shapes, apart=True))  # in order, so places are what was asked for
+                found.append(_parts(source[start:stop], shapes))  # in order, so places are what was asked for
                 continue
             rows = _pick(device, source, places, stop - start, column.dtype, exact=True, overflow=run.parts.counters.overflow)
             found.append(_parts(rows, shapes))
@@ -129,29 +129,19 @@ def _gather(run: Run, stream: Any, window: Window, first: int) -> Group:
     return Group(first, stream, list(map(list, zip(*columns, strict=True))))
 
 
-def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]], *, apart: bool = False) -> Sequence[Tensor]:
-    """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension. With
-    ``apart`` others have parts of the same memory, too.
+def _parts(rows: Tensor, shapes: Sequence[tuple[int, ...]]) -> Sequence[Tensor]:
+    """The memory of ``rows``, one part after the other, each with one of ``shapes`` in place of its first dimension.
 
     Not views, as far as autograd knows: these count changes in place together, and a batch that is changed would spoil what
     a graph saved of another one; and one that was made in ``no_grad`` refuses to be changed by what has a gradient. That is
     what the split is "unsafe" for, and ``data``.
     """
-<<<<<<< HEAD
     parts: Sequence[Tensor] = [rows]
     if len(shapes) > 1:
         parts = torch.unsafe_split_with_sizes(rows, [math.prod(shape) for shape in shapes])
         if all(len(shape) == 1 for shape in shapes):
             return parts
     return [part.view((*shape, *part.shape[1:])).data for part, shape in zip(parts, shapes, strict=True)]
-=======
-    if len(shapes) == 1 and not apart:
-        return [rows.view((*shapes[0], *rows.shape[1:]))]
-    parts: Sequence[Tensor] = torch.unsafe_split_with_sizes(rows, [math.prod(shape) for shape in shapes])
-    if any(len(shape) != 1 for shape in shapes):
-        return [part.view((*shape, *part.shape[1:])) for part, shape in zip(parts, shapes, strict=True)]
-    return parts
->>>>>>> zarrspeed
 
 
 def check_values(rows: Any, column: Column, count: int, device: Device) -> None:
