@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +18,13 @@ FIO_SECONDS = 3
 DEPTH = 256  # requests in flight of fio: as many as a device queues, so that more are no faster
 
 
-def stamped_file(path: Path, rows: int, width: int) -> Path:
-    """A .npy of ``(rows, width)`` float32; a row begins with its number (exact up to 2**24) and is random else."""
+def stamped_file(path: Path, rows: int, width: int, **layout: Any) -> Path:
+    """A .npy or .zarr of ``(rows, width)`` float32; a row begins with its number (exact up to 2**24) and is random else.
+
+    ``layout``: how a .zarr is cut, as ``create_store`` takes it.
+    """
     noise = torch.rand(1 << 16, width)
-    with rf.create_store(path, (rows, width), torch.float32) as store:
+    with rf.create_store(path, (rows, width), torch.float32, **layout) as store:
         for start in range(0, rows, len(noise)):
             piece = noise[: min(len(noise), rows - start)]
             piece[:, 0] = torch.arange(start, start + len(piece))
@@ -34,6 +38,18 @@ def make_cold(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
+
+
+def make_all_cold(path: Path) -> None:
+    """``make_cold`` of a file, or of all files of a folder."""
+    for each in path.rglob("*") if path.is_dir() else (path,):
+        if each.is_file():
+            make_cold(each)
+
+
+def bytes_from_disk() -> int:
+    """Bytes that this process had the system read from a disk so far."""
+    return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])
 
 
 def make_warm(path: Path) -> None:

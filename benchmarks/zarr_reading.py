@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import zarr
 from _common import Options, arguments, report, save, synchronize
-from _disk import make_cold
+from _disk import make_all_cold
 from numpy.typing import NDArray
 from zarr.codecs import ZstdCodec
 
@@ -56,13 +56,6 @@ def make(path: Path, rows: int, width: int, layout: dict[str, Any]) -> None:
         piece[:, 0] = np.arange(start, start + len(piece))
         array[start : start + len(piece)] = piece
     os.sync()
-
-
-def make_all_cold(folder: Path) -> None:
-    """Drop the pages of all files of an array."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            make_cold(path)
 
 
 # ---- readers: each opens the array and gives a function that takes sorted rows, or a slice of them --------------------
