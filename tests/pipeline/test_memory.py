@@ -61,7 +61,7 @@ def drop_pages(path: Path) -> None:
 
 def check(path: Path, group: Path, rows: int, *, write: bool, timeout: float, **layout: Any) -> None:
     with rf.create_store(path, (rows, 1024), torch.float32, **layout) as store:
-        noise = torch.rand(4096, 1024)
+        noise = torch.rand(16_384, 1024)  # a shard, which is replaced whole
         for start in range(0, rows, len(noise)):
             piece = noise[: min(len(noise), rows - start)]
             piece[:, 0] = torch.arange(start, start + len(piece))

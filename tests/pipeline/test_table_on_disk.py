@@ -77,7 +77,7 @@ def check(folder: Path, suffix: str, group: Path, rows: int, *, steps: int, batc
     """Train in another process, in ``group``; then compare what the files hold."""
     for name in COLUMNS:
         with rf.create_store(folder / (name + suffix), (rows, WIDTH), torch.float32, **layout) as store:
-            for start in range(0, rows if name == "weight" else 0, 4096):
+            for start in range(0, rows if name == "weight" else 0, 4096):  # whole chunks
                 chosen = torch.arange(start, min(start + 4096, rows))
                 store.scatter(chosen, (chosen.unsqueeze(1) / rows).expand(-1, WIDTH))
             store.flush(sync=True)
