@@ -29,7 +29,8 @@ def held():
     return sum(int(status.split(name)[1].split()[0]) for name in ("RssAnon:", "RssFile:")) * 1024
 
 def epoch(writable):
-    with rf.open_store(path, "r+" if writable else "r") as store:
+    mode = "r+" if writable else "r"
+    with rf.ZarrStore(path, mode, cache_bytes=16 << 20) if path.endswith(".zarr") else rf.open_store(path, mode) as store:
         batches = np.array_split(rng.permutation(rows), max(rows // 1024, 1))
         with rf.Pipeline(store, batch_sampler=batches, device="cpu", staging_bytes=16 << 20, writable=writable) as pipe:
             sizes = []
