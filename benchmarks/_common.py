@@ -47,9 +47,10 @@ class Options(argparse.Namespace):
         return fixed(run, self.batches(batches), self.runs)
 
 
-def arguments(description: str, *, needs_gpu: bool = False) -> Options:
+def arguments(description: str, *, needs_gpu: bool = False, rows_gib: float = 16) -> Options:
     """The options, the same for all. A program that needs a GPU refuses to begin without one, but for ``--device cpu``."""
     parser = options_of(description)
+    parser.set_defaults(rows_gib=rows_gib)
     options = parser.parse_args(namespace=Options())
     if options.device is None:
         options.device = default_device()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +16,17 @@ import torch
 import rowferry as rf
 
 FIO_SECONDS = 3
+TRIES = 20  # a page that a processor has just handled stays for a moment
 DEPTH = 256  # requests in flight of fio: as many as a device queues, so that more are no faster
 
 
-def stamped_file(path: Path, rows: int, width: int) -> Path:
-    """A .npy of ``(rows, width)`` float32; a row begins with its number (exact up to 2**24) and is random else."""
+def stamped_file(path: Path, rows: int, width: int, **layout: Any) -> Path:
+    """A .npy or .zarr of ``(rows, width)`` float32; a row begins with its number (exact up to 2**24) and is random else.
+
+    ``layout``: how a .zarr is cut, as ``create_store`` takes it.
+    """
     noise = torch.rand(1 << 16, width)
-    with rf.create_store(path, (rows, width), torch.float32) as store:
+    with rf.create_store(path, (rows, width), torch.float32, **layout) as store:
         for start in range(0, rows, len(noise)):
             piece = noise[: min(len(noise), rows - start)]
             piece[:, 0] = torch.arange(start, start + len(piece))
@@ -34,6 +40,38 @@ def make_cold(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(fd)
+
+
+def make_all_cold(path: Path, *, strict: bool = False) -> None:
+    """Drop the pages of a file, or of all files of a folder; those too that a reader of before still had mapped.
+
+    Raises:
+        RuntimeError: ``strict``, and a file is in memory all the same, so that what follows would not be cold.
+    """
+    gc.collect()
+    left = [each for each in (path.rglob("*") if path.is_dir() else (path,)) if each.is_file()]
+    for _ in range(TRIES):
+        for each in left:
+            make_cold(each)
+        left = [each for each in left if each.stat().st_size and is_in_memory(each)]
+    if left and strict:
+        raise RuntimeError(f"{left[0]} is mapped or dirty, or its file system has no disk, and stays in the page cache")
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether the file's last page is in the page cache; nothing is read from the disk to tell."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return bool(os.preadv(fd, [bytearray(1)], os.fstat(fd).st_size - 1, os.RWF_NOWAIT))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def bytes_from_disk() -> int:
+    """Bytes that this process had the system read from a disk so far."""
+    return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])
 
 
 def make_warm(path: Path) -> None:

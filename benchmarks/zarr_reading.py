@@ -7,7 +7,6 @@ that are not installed are left out. Random rows are read by one thread in one c
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.metadata
 import os
 import shutil
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import zarr
 from _common import Options, arguments, report, save, synchronize
-from _disk import make_cold
+from _disk import make_all_cold
 from numpy.typing import NDArray
 from zarr.codecs import ZstdCodec
 
@@ -33,7 +32,6 @@ SPAN_BYTES = 64 << 20  # what is asked for at a time when rows are read in order
 BATCH_BYTES = 4 << 20
 SHARD_ROWS = 65_536
 LARGE = 1 << 20  # float32: rows of 4 MiB
-TRIES = 20  # a page that a processor has just handled stays for a moment
 
 Take = Callable[[NDArray[np.int64] | slice], Any]
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -58,34 +56,6 @@ def make(path: Path, rows: int, width: int, layout: dict[str, Any]) -> None:
         piece[:, 0] = np.arange(start, start + len(piece))
         array[start : start + len(piece)] = piece
     os.sync()
-
-
-def make_all_cold(folder: Path) -> None:
-    """Drop the pages of all files of an array, those too that a reader of before still has mapped.
-
-    Raises:
-        RuntimeError: a file is in memory all the same, so that what follows would not be cold.
-    """
-    gc.collect()
-    left = [path for path in folder.rglob("*") if path.is_file()]
-    for _ in range(TRIES):
-        for path in left:
-            make_cold(path)
-        left = [path for path in left if path.stat().st_size and is_in_memory(path)]
-        if not left:
-            return
-    raise RuntimeError(f"{left[0]} is mapped or dirty, and stays in the page cache")
-
-
-def is_in_memory(path: Path) -> bool:
-    """Whether the file's last page is in the page cache; nothing is read from the disk to tell."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        return bool(os.preadv(fd, [bytearray(1)], os.fstat(fd).st_size - 1, os.RWF_NOWAIT))
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
 
 
 # ---- readers: each opens the array and gives a function that takes sorted rows, or a slice of them --------------------
@@ -150,7 +120,7 @@ def compare(path: Path, work: str, ways: dict[str, Callable[[bool], float]], run
         for _ in range(runs):
             for name, way in ways.items():
                 if cold:
-                    make_all_cold(path)
+                    make_all_cold(path, strict=not options.smoke)
                 found[name].append(way(cold))
         middle = {name: statistics.median(rates) for name, rates in found.items()}
         ours = {name: middle.pop(name) for name in list(middle) if name.startswith("rowferry")}

@@ -5,7 +5,7 @@ file the array consists of nothing but the touched chunks, pushed together along
 what it touches, and rows that fill their chunks become one plain slice.
 
 Guarantees:
-- A request is one zarr call to read; to write one, or two for each 256 MiB of decoded chunks.
+- A request is one zarr call to read; to write one, or two for each 32 MiB (or four chunks, when larger) of decoded chunks.
 - Each touched chunk (shard, when sharded) is fetched once and, when written, replaced once.
 - After ``write`` no write of that request is under way any more, also when it raised.
 
@@ -30,7 +30,8 @@ from zarr.storage import StorePath
 
 from ._rows import contiguous, spans_of
 
-WRITE_PIECE_BYTES = 256 << 20  # a scatter holds at most this much of decoded chunks, or one chunk
+WRITE_PIECE_BYTES = 32 << 20  # a scatter holds at most this much of decoded chunks, or so many chunks as follow
+WRITE_PIECE_CHUNKS = 4  # large ones are replaced side by side, too
 
 # The chunk's place on the row axis: the first number of a key, after "c/" or "c." in the format's own encoding.
 _KEY = re.compile(r"(c[/.])?(\d+)(.*)", re.DOTALL)
@@ -63,7 +64,7 @@ def write(
         before_set: called with a chunk's key before the chunk is replaced, in zarr's own thread.
     """
     chunk_nbytes = outer_chunk(array)[0] * values[0].nbytes
-    for start, stop in spans_of(rows // outer_chunk(array)[0], max(WRITE_PIECE_BYTES // chunk_nbytes, 1)):
+    for start, stop in spans_of(rows // outer_chunk(array)[0], max(WRITE_PIECE_BYTES // chunk_nbytes, WRITE_PIECE_CHUNKS)):
         chunks = TouchedChunks(array, rows[start:stop], before_set=before_set)
         try:
             chunks.replace(values[start:stop])

@@ -24,6 +24,7 @@ NAMES = (
     "speedtorch_tables",
     "widest_embedding",
     "zarr_reading",
+    "beside_disk",
 )
 SMALL = ("--smoke", "--rows-gib", "0.002", "--runs", "1")
 Program = Callable[..., dict[str, object]]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,3 +97,22 @@ def quiet() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL + 1)
     yield
     logger.setLevel(before)
+
+
+@pytest.fixture
+def memory_group(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A control group whose processes may use little memory, page cache and all: as many MiB as the test says."""
+    limit = request.param * (1 << 20)
+    lines = dict(line.split(":")[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    if "memory" in lines:
+        parent, name = Path("/sys/fs/cgroup/memory" + lines["memory"]), "memory.limit_in_bytes"
+    else:
+        parent, name = Path("/sys/fs/cgroup" + lines.get("", "/")), "memory.max"
+    group = parent / f"rowferry-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / name).write_text(str(limit))
+    except OSError:
+        pytest.skip("this process may not make a control group that limits memory")
+    yield group
+    group.rmdir()

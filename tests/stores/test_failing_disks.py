@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -78,3 +79,28 @@ def test_a_flush_that_fails_commits_nothing_and_may_be_repeated(tmp_path: Path, 
     store.flush()
     del store
     assert held(path)[1] == -1
+
+
+@pytest.mark.parametrize("shards", [False, 50])
+def test_on_a_full_disk_each_chunk_of_a_zarr_is_old_or_new_and_writing_goes_on(
+    small_disk: Path, shards: int | Literal[False]
+) -> None:
+    path, rows = small_disk / "x.zarr", 500
+    old = torch.rand(rows, 512, generator=torch.Generator().manual_seed(0))  # 1 MB, which hardly compresses
+    with create_store(path, old.shape, torch.float32, chunks=10, shards=shards, compressor="zstd") as store:
+        store.scatter(slice(None), old)
+    with open_store(path, "r+") as store:
+        (small_disk / "other").write_bytes(bytes(2 << 20))
+        with pytest.raises(OSError, match="No space left"):
+            (small_disk / "rest").write_bytes(bytes(4 << 20))
+        with pytest.raises(OSError, match="No space left"):
+            store.scatter(slice(None), -old)
+        found = store.gather(slice(None))
+        for part, before in zip(found.split(shards or 10), old.split(shards or 10), strict=True):
+            assert torch.equal(part, before) or torch.equal(part, -before)
+        (small_disk / "rest").unlink()
+        store.scatter(slice(None), -old)
+        store.flush(sync=True)
+    with open_store(path) as store:
+        assert torch.equal(store.gather(slice(None)), -old)
+    assert not [each for each in path.rglob("*") if each.suffix == ".partial"]

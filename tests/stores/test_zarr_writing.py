@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from zarr.codecs import TransposeCodec
 from zarr.storage import MemoryStore
 
-from rowferry.stores import ZarrStore
+from rowferry.stores import ZarrStore, _zarr_touched
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "v2": {"zarr_format": 2, "chunks": (4, 2)},
@@ -224,7 +224,7 @@ def test_flush_with_sync_returns_and_another_process_reads_the_rows(tmp_path: Pa
 
 WRITER = """
 import sys, itertools, torch
-from rowferry.stores import ZarrStore
+from rowferry.stores import ZarrStore, _zarr_touched
 store = ZarrStore(sys.argv[1], "r+")
 for round_ in itertools.count(1):
     store.scatter(range(512), torch.full((512, 64), float(round_)))
@@ -251,3 +251,18 @@ def test_a_kill_leaves_every_chunk_wholly_old_or_new(tmp_path: Path, kills: int,
         with ZarrStore(tmp_path / "a.zarr", "r+", strict=True) as store:
             for chunk in store.gather(range(512)).reshape(8, -1):
                 assert (chunk == chunk[0]).all()
+
+
+def test_a_scatter_over_many_chunks_holds_few_of_them_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def noted(self: Any, values: Any, replace: Any = _zarr_touched.TouchedChunks.replace) -> None:
+        sizes.append(self.view.nbytes)
+        replace(self, values)
+
+    monkeypatch.setattr(_zarr_touched.TouchedChunks, "replace", noted)
+    create(tmp_path / "a.zarr", (40, 1 << 18), chunks=(1, 1 << 18))  # 40 MiB
+    with ZarrStore(tmp_path / "a.zarr", "r+") as store:
+        store.scatter(range(40), torch.ones(40, 1).expand(-1, 1 << 18))
+        assert bool((store.gather(range(40)) == 1).all())
+    assert sizes == [32 << 20, 8 << 20]
