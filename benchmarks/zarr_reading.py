@@ -112,12 +112,12 @@ def rate(take: Take, asked: list[Any], before: Callable[[], None]) -> float:
     return rows / (time.perf_counter() - start)
 
 
-def compare(path: Path, work: str, ways: dict[str, Callable[[bool], float]], runs: int) -> list[dict[str, Any]]:
+def compare(path: Path, work: str, ways: dict[str, Callable[[bool], float]], options: Options) -> list[dict[str, Any]]:
     """Rows a second of each way, cold and warm, in turn; how many times each of the others rowferry's ways are."""
     results = []
     for cold in (True, False):
         found: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(runs):
+        for _ in range(options.runs):
             for name, way in ways.items():
                 if cold:
                     make_all_cold(path, strict=not options.smoke)
@@ -147,7 +147,7 @@ def random_rows(path: Path, work: str, rows: int, options: Options) -> list[dict
     results = []
     for window in (64,) if options.smoke else WINDOWS:
         ways = {name: way(reader, window) for name, reader in readers().items()}
-        results += compare(path, f"{work}: {window:,} random rows", ways, options.runs)
+        results += compare(path, f"{work}: {window:,} random rows", ways, options)
     return results
 
 
@@ -182,7 +182,7 @@ def in_order(path: Path, work: str, rows: int, width: int, options: Options) -> 
 
     ways = {"rowferry": pipeline(False), 'rowferry, shuffle="chunks"': pipeline("chunks")}
     ways |= {name: way(reader) for name, reader in readers().items() if name != "rowferry"}
-    return compare(path, f"{work}: an epoch", ways, options.runs)
+    return compare(path, f"{work}: an epoch", ways, options)
 
 
 def main() -> None:
