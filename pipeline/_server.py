@@ -14,6 +14,7 @@ from ._requests import Requests
 from ._run import Parts, Run
 from ._serving import Taken
 from ._slots import Slots
+from ._source import Source
 from ._writer import write
 
 logger = logging.getLogger("rowferry")
@@ -147,6 +148,13 @@ class Windowed:
 
 
 _ABANDONED: list[Windowed] = []  # their threads may still write to their buffers: never freed, on purpose
+
+
+def close_opened(source: Source, parts: Parts | None) -> None:
+    """Close the stores that the pipeline has opened itself, but for one that an abandoned thread may be inside of."""
+    if not any(server.run.parts is parts for server in _ABANDONED):
+        for store in source.opened:
+            store.close()
 
 
 def wait_for_abandoned(parts: Parts) -> None:

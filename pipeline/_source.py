@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -76,6 +77,8 @@ class Source:
 
     tables: tuple[Table, ...]
     several: bool
+    opened: tuple[Store, ...] = ()
+    """Stores that were paths, and are nobody else's."""
 
     def build(self, per_table: Sequence[Any]) -> Any:
         """One value a table, in the user's structure: a dict by table, or the only table's value."""
@@ -120,7 +123,18 @@ def make_source(source: Any, index: Any, dtype: Any) -> Source:
     else:
         result = Source((_table("rows", source, casts, prefix=""),), several=False)
     casts.require_all_used()
-    return result
+    given = list(_members(source, several=result.several))
+    opened = (store for store, member in zip(result.stores, given, strict=True) if isinstance(member, str | os.PathLike))
+    return replace(result, opened=tuple(opened))
+
+
+def _members(source: Any, *, several: bool) -> Iterator[Any]:
+    """What the user gave for each store, table by table."""
+    for table in source.values() if several else (source,):
+        if isinstance(table, Mapping):
+            yield from table.values()
+        else:
+            yield from table if isinstance(table, tuple) else (table,)
 
 
 def _table(name: str, source: Any, casts: _Casts, prefix: str) -> Table:

@@ -26,7 +26,7 @@ from ._overflow import Overflow
 from ._progress import Progress
 from ._requests import Requests
 from ._run import Parts
-from ._server import Windowed, wait_for_abandoned
+from ._server import Windowed, close_opened, wait_for_abandoned
 from ._serving import Taken
 from ._source import make_source
 from ._stats import Stats
@@ -273,6 +273,7 @@ class Pipeline:
         finally:
             self.stats()  # which remembers how rows crossed
             self._account.close()
+            close_opened(self._source, self._parts)
             self._parts = None
             if self._claim is not None:
                 self._claim.release()

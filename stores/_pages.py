@@ -95,9 +95,9 @@ class Arena:
         Returns when all are on their way, which for a full disk queue is when most have come.
         """
         first, pages = page_runs(starts, stops, GAP)
+        first, pages = cut_runs(first, pages, LONGEST)  # before the sample: a long run counts by its length in it
         if first.size > SAMPLE and self._seem_resident(first):
             return
-        first, pages = cut_runs(first, pages, LONGEST)
         runs = np.empty(first.size, _RUN)
         runs["address"] = self._address + first * PAGE
         runs["nbytes"] = pages * PAGE

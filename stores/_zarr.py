@@ -182,6 +182,7 @@ class ZarrStore(Store):
     def _close(self) -> None:
         if self._space is not None:
             self._unlock()
+        self._reading.close()
         self._source.close()
 
     def describe(self) -> dict[str, Any]:

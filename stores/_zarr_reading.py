@@ -39,6 +39,20 @@ class Wanted:
 
 
 @final
+@dataclass(frozen=True)
+class _Closed:
+    """What reads once nothing is read any more."""
+
+    name: str
+
+    def gather(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
+        raise ValueError(f"{self.name} was closed")
+
+    def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
+        """Nothing is remembered."""
+
+
+@final
 class Reading:
     """Reads rows of one array; made anew when the array is resized. Any thread, several at once.
 
@@ -48,7 +62,7 @@ class Reading:
 
     def __init__(self, array: zarr.Array[Any], wanted: Wanted) -> None:
         self._array, self._wanted = array, wanted
-        self._reader: RangeReader | ObjectReader | DecodedReader
+        self._reader: RangeReader | ObjectReader | DecodedReader | _Closed
         ranges = self._ranges() if math.prod(array.shape) else None
         self.by_ranges = ranges is not None
         self._reader = ranges if ranges is not None else self._decoded()
@@ -65,6 +79,11 @@ class Reading:
     def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
         self._reader.invalidate(places)
+
+    def close(self) -> None:
+        """Give up mapped files and decoded chunks as soon as calls under way have ended, not when a collector finds the
+        store: mapped pages cannot leave the page cache, and address space is not endless. Later calls are a ValueError."""
+        self._reader = _Closed(self._wanted.name)
 
     def _ranges(self) -> RangeReader | ObjectReader | None:
         layout, wanted = raw_layout(self._array), self._wanted

@@ -11,15 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rowferry.pipeline import Pipeline
 from rowferry.pipeline._engine import Threads
-from rowferry.stores import ArrayStore
+from rowferry.stores import ArrayStore, open_store
 from rowferry.stores._devices import CpuDevice
 from rowferry.stores.testing import CostlyStore, SlowStore
 
@@ -69,6 +71,34 @@ def test_batches_outlive_their_pipeline(pipeline: Make, numbered: Callable[..., 
     del pipe
     gc.collect()
     assert torch.equal(torch.cat(kept), numbered(8))
+
+
+@pytest.mark.parametrize("mover", ["auto", "copy"])
+def test_close_closes_the_stores_that_were_paths_and_no_others(
+    numbered: Callable[..., Tensor], tmp_path: Path, mover: Any
+) -> None:
+    paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
+    for path in paths:
+        np.save(path, numbered(8).numpy())
+    with open_store(paths[1]) as own:
+        pipe = Pipeline({"a": paths[0], "b": own, "c": numbered(8)}, batch_size=4, device="cpu", mover=mover)
+        assert len(list(pipe)) == 2
+        assert str(paths[0]) in Path("/proc/self/maps").read_text()
+        pipe.close()
+        assert str(paths[0]) not in Path("/proc/self/maps").read_text()
+        assert torch.equal(own.gather(range(8)), numbered(8))
+    assert "closed" in repr(pipe)
+    assert pipe.stats().batches == 2
+
+
+def test_a_store_that_a_thread_is_stuck_in_is_left_open(ahead: Make, stuck: SlowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rowferry.pipeline._source.as_store", lambda member: stuck)
+    pipe = ahead("a path", batch_size=4)
+    batches = iter(pipe)
+    assert stuck.blocked.wait(5)
+    pipe.close()
+    assert not stuck.closed
+    del batches
 
 
 @pytest.fixture

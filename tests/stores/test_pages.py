@@ -92,3 +92,24 @@ def test_long_runs_are_cut_into_pieces_that_hold_the_same_pages(runs: list[tuple
     assert bool(np.all(pages > 0))
     pieces = zip(first.tolist(), pages.tolist(), strict=True)
     assert [page for start, n in pieces for page in range(start, start + n)] == [p for a, n in runs for p in range(a, a + n)]
+
+
+def test_a_long_run_on_the_disk_is_asked_for_though_many_short_ones_are_in_memory(tmp_path: Path) -> None:
+    path, short, long = tmp_path / "rows", 200, 4096
+    path.write_bytes(bytes((16 * short + long) * PAGE))
+    arena = Arena(1, (16 * short + long) * PAGE)
+    starts = np.append(np.arange(short) * 16, 16 * short) * PAGE
+    stops = starts + np.append(np.full(short, 1), long) * PAGE
+    asked = list[int]()
+    arena._advise_all = lambda runs: asked.append(int(runs["nbytes"].sum())) or True  # type: ignore[method-assign,func-returns-value]
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for start in starts[:-1].tolist():
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            os.pread(file.fileno(), 1, start)
+        arena.place(0, file.fileno(), len(arena.memory))
+    if arena._seem_resident(np.arange(16 * short, 16 * short + long)):
+        pytest.skip("this file system keeps its files in memory")
+    arena.will_need(starts, stops)
+    assert asked == [(short + long) * PAGE]

@@ -166,3 +166,21 @@ def test_a_forked_child_is_told_to_spawn(tmp_path: Path, suffix: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORK, str(path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split(maxsplit=1) == ["7", "[[4]]\n"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".zip"])
+def test_a_closed_store_keeps_no_file_mapped_though_somebody_holds_it(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.zarr{suffix}"
+    if suffix:
+        with ZipStore(path, mode="w") as archive:
+            zarr.create_array(archive, shape=DATA.shape, dtype="f4", chunks=(4, 3), compressors=None)[...] = DATA
+    else:
+        put(path, DATA, chunks=(4, 3))
+    store = ZarrStore(path)
+    store.gather([0, 9])
+    assert str(path) in Path("/proc/self/maps").read_text()
+    reading = store._reading
+    store.close()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+    with pytest.raises(ValueError, match="closed"):  # a thread that comes too late
+        reading.gather(np.arange(2), np.empty((2, 3), "f4"))
