@@ -6,7 +6,7 @@ import contextlib
 import gc
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,8 +22,11 @@ class SpeedTorchOptions(Options):
     threads: int
 
 
-def finish(name: str, description: str, measure: Callable[[SpeedTorchOptions], list[dict[str, Any]]], **more: Any) -> None:
-    """Read the options, run ``measure`` with the threads asked for, write ``name.json``, print it where that is asked for."""
+def finish(name: str, description: str, measure: Callable[[SpeedTorchOptions], Iterable[dict[str, Any]]], **more: Any) -> None:
+    """Read the options, run ``measure`` with the threads asked for, write ``name.json``, print it where that is asked for.
+
+    The file is written anew after each result, so that a run that is cut off leaves what it has; ``complete`` tells.
+    """
     parser = options_of(description)
     parser.add_argument("--json", action="store_true", help="print the record as JSON, and everything else to stderr")
     parser.add_argument("--threads", type=int, default=2, help="host threads of torch and of the pipeline")
@@ -33,7 +36,12 @@ def finish(name: str, description: str, measure: Callable[[SpeedTorchOptions], l
     torch.set_num_threads(options.threads)
     try:
         with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-            save(name, options, measure(options), threads=options.threads, seed=0, **more)
+            more |= {"threads": options.threads, "seed": 0}
+            results: list[dict[str, Any]] = []
+            for result in measure(options):
+                results.append(result)
+                save(name, options, results, complete=False, **more)
+            save(name, options, results, complete=True, **more)
     finally:
         torch.set_num_threads(before)
     if options.json:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -110,9 +110,9 @@ def timed(options: SpeedTorchOptions, work: str, calls: Calls, *, slow: bool = F
     )
 
 
-def table(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:
+def table(options: SpeedTorchOptions, rows: int) -> Iterator[dict[str, Any]]:
     """All cells of one size."""
-    results = [timed(options, "the link alone", link(options.ids(BATCH), options.device), rows=rows)]
+    yield timed(options, "the link alone", link(options.ids(BATCH), options.device), rows=rows)
     variable = nn.Embedding(1, WIDTH).to(options.device)
     for repeats in (True, False):
         index = index_of(rows, options.ids(BATCH), repeats=repeats)
@@ -121,17 +121,16 @@ def table(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:
             switcher = make(variable, rows)
             switcher.zerosInit()
             check(switcher, variable, index)
-            results.append(timed(options, name, switched(switcher, index.numpy()), index="host", **facts))
-            results.append(timed(options, name, switched(switcher, index.to(options.device)), index="device", **facts))
+            yield timed(options, name, switched(switcher, index.numpy()), index="host", **facts)
+            yield timed(options, name, switched(switcher, index.to(options.device)), index="device", **facts)
             del switcher
             collect()
         for ways in (on_the_device, in_pinned_memory):
             found = ways(rows, index, options.device)
             for name, calls in found.items():
-                results.append(timed(options, name, calls, slow=name.startswith("torch pinned"), **facts))
+                yield timed(options, name, calls, slow=name.startswith("torch pinned"), **facts)
             del found, calls
             collect()
-    return results
 
 
 def optimizer_state(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:
@@ -222,12 +221,13 @@ def held(device: torch.device) -> tuple[int, int]:
     return resident, total - free
 
 
-def measure(options: SpeedTorchOptions) -> list[dict[str, Any]]:
+def measure(options: SpeedTorchOptions) -> Iterator[dict[str, Any]]:
     largest = options.rows(WIDTH * 4)
-    results = memory(min(largest, SIZES[-1]), options.device)
+    yield from memory(min(largest, SIZES[-1]), options.device)
     for rows in sorted({*(size for size in SIZES if size < largest), largest}):
-        results += [*table(options, rows), *optimizer_state(options, rows), *prefetched(options, rows)]
-    return results
+        yield from prefetched(options, rows)
+        yield from optimizer_state(options, rows)
+        yield from table(options, rows)
 
 
 if __name__ == "__main__":

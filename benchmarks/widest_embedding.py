@@ -8,6 +8,7 @@ and the most bytes of the device that were in use.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,16 +159,15 @@ def train(work: Work, options: SpeedTorchOptions) -> dict[str, Any]:
     }
 
 
-def measure(options: SpeedTorchOptions) -> list[dict[str, Any]]:
+def measure(options: SpeedTorchOptions) -> Iterator[dict[str, Any]]:
     works = SMALL if options.smoke else THEIRS
     if options.device.type != "cuda":
-        return [report(named(work) | train(work, options)) for work in works]
+        yield from (report(named(work) | train(work, options)) for work in works)
+        return
     torch.cuda.set_per_process_memory_fraction(LIMIT / torch.cuda.get_device_properties(options.device).total_memory)
     try:
-        return [
-            report(named(work) | {"widest_on_the_device": widest_on_the_device(work, LIMIT)} | train(work, options))
-            for work in works
-        ]
+        for work in works:
+            yield report(named(work) | {"widest_on_the_device": widest_on_the_device(work, LIMIT)} | train(work, options))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
 

@@ -25,6 +25,7 @@ def record_of(name: str, folder: Path, device: str) -> Any:
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert json.loads((folder / f"{name}.json").read_text()) == record
+    assert record["complete"]
     return record
 
 
@@ -48,3 +49,24 @@ def test_the_widest_embedding_trains_by_both_optimizers(folder: Path, device: st
         assert ("widest_on_the_device" in each) == (device == "cuda")
         assert each["device_peak_bytes"]["reserved"] <= 11_170_000_000
         assert each["pinned_bytes"] == (2 if each["work"] == "SGD" else 4) * each["rows"] * each["width"] * 4
+
+
+CUT_OFF = """
+from _speedtorch import finish
+
+def measure(options):
+    yield {"work": "done"}
+    raise SystemExit("cut off")
+
+finish("tables", "", measure)
+"""
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_has(tmp_path: Path) -> None:
+    paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-c", CUT_OFF, "--smoke", "--device", "cpu", "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment)
+    assert "cut off" in done.stderr
+    record = json.loads((tmp_path / "tables.json").read_text())
+    assert (record["complete"], record["results"]) == (False, [{"work": "done"}])
