@@ -56,7 +56,7 @@ class SimulatedHost:
     inline = False
 
     def __init__(self, device: SimulatedDevice, seed: int) -> None:
-        self._plain = device.lock()
+        self._plain, self._ended = device.lock(), device.lock()
         self.lock = _Preempting(self._plain, self._preempt)
         self._device = device
         self._random = random.Random(seed)
@@ -107,8 +107,14 @@ class SimulatedHost:
         for actor in self._actors:
             with self._device.host(actor.name):
                 self._finish(actor)
+                self._ends()
         self._actors.clear()
+        self._ends()  # what threads did is before what follows, for they are joined
         return []
+
+    def _ends(self) -> None:
+        with self._ended:
+            pass
 
     def _finish(self, actor: _Actor) -> None:
         """What the threads do at shutdown: go on while nothing blocks, else end."""
@@ -153,8 +159,10 @@ class SimulatedHost:
                 actor.pending = next(actor.task)
             except StopIteration:
                 self._actors.remove(actor)
+                self._ends()
             except BaseException as error:
                 self._actors.remove(actor)
+                self._ends()
                 actor.on_escape(error)
             finally:
                 actor.active = False
