@@ -25,7 +25,10 @@ import rowferry.speedtorch as SpeedTorch
 WIDTH = 128
 BATCH = 131_072
 SIZES = (1_000_000, 10_000_000)  # and that of --rows-gib
+SLOW = "torch pinned, a[index].to(cuda)"
 Calls = tuple[Callable[[], Any], Callable[[], Any]]
+Peers = dict[str, Callable[[Any, Tensor], Calls]]
+"""By name, what makes calls of an index on the host and the same on the device."""
 
 STORES: dict[str, Callable[[nn.Embedding, int], Any]] = {
     "SpeedTorch cuda": lambda variable, rows: SpeedTorch.ModelFactory(variable, rows, WIDTH),
@@ -59,34 +62,50 @@ def check(switcher: Any, variable: nn.Embedding, index: Tensor) -> None:
         raise AssertionError("wrong rows")
 
 
-def on_the_device(rows: int, index: Tensor, device: torch.device) -> dict[str, Calls]:
-    """torch's indexing of a table in the memory of the GPU."""
-    here = index.to(device)
-    values = torch.ones(index.numel(), WIDTH, device=device)
+def in_device_memory(rows: int, device: torch.device) -> Peers:
+    """torch's and CuPy's indexing of a table in the memory of the GPU: the latter is what SpeedTorch's ``cuda`` did."""
+    values = torch.ones(BATCH, WIDTH, device=device)
     table = torch.zeros(rows, WIDTH, device=device)
-    return {
-        "torch cuda, index_select and index_copy_": (
+    peers: Peers = {
+        "torch cuda, index_select and index_copy_": lambda _numbers, here: (
             lambda: table.index_select(0, here),
-            lambda: table.index_copy_(0, here, values),
+            lambda: table.index_copy_(0, here, values[: len(here)]),
         ),
-        "torch cuda, a[index]": (lambda: table[here], lambda: table.__setitem__(here, values)),
-    }
-
-
-def in_pinned_memory(rows: int, index: Tensor, device: torch.device) -> dict[str, Calls]:
-    """torch's and CuPy's indexing of pinned memory: what ``CPUPytorch*`` and ``CPUPinn`` did."""
-    values = torch.ones(index.numel(), WIDTH, device=device)
-    pinned = rf.PinnedStore.zeros((rows, WIDTH), torch.float32)
-    host = pinned.torch()
-    ways: dict[str, Calls] = {
-        "torch pinned, a[index].to(cuda)": (lambda: host[index].to(device), lambda: host.__setitem__(index, values.cpu()))
+        "torch cuda, a[index]": lambda _numbers, here: (
+            lambda: table[here],
+            lambda: table.__setitem__(here, values[: len(here)]),
+        ),
     }
     if device.type == "cuda":
-        import cupy
+        peers["CuPy a[index] in the GPU's memory"] = with_cupy(table, values)
+    return peers
 
-        array, given, numbers = pinned.cupy(), cupy.from_dlpack(values), index.numpy()
-        ways["CuPy a[index] over pinned memory"] = (lambda: array[numbers], lambda: array.__setitem__(numbers, given))
-    return ways
+
+def in_pinned_memory(rows: int, device: torch.device) -> Peers:
+    """torch's and CuPy's indexing of pinned memory: what ``CPUPytorch*`` and ``CPUPinn`` did."""
+    values = torch.ones(BATCH, WIDTH, device=device)
+    pinned = rf.PinnedStore.zeros((rows, WIDTH), torch.float32)
+    host = pinned.torch()
+    peers: Peers = {
+        SLOW: lambda numbers, _here: (
+            lambda: host[numbers].to(device),
+            lambda: host.__setitem__(numbers, values[: len(numbers)].cpu()),
+        )
+    }
+    if device.type == "cuda":
+        peers["CuPy a[index] over pinned memory"] = with_cupy(pinned.cupy(), values)
+    return peers
+
+
+def with_cupy(table: Any, values: Tensor) -> Callable[[Any, Tensor], Calls]:
+    """CuPy's fancy indexing by a NumPy array, as SpeedTorch was called; what is read goes to torch as it went there."""
+    import cupy
+
+    array, given = cupy.asarray(table), cupy.from_dlpack(values)
+    return lambda numbers, _here: (
+        lambda: torch.utils.dlpack.from_dlpack(array[numbers]),
+        lambda: array.__setitem__(numbers, given[: len(numbers)]),
+    )
 
 
 def link(count: int, device: torch.device) -> Calls:
@@ -114,23 +133,24 @@ def table(options: SpeedTorchOptions, rows: int) -> Iterator[dict[str, Any]]:
     """All cells of one size."""
     yield timed(options, "the link alone", link(options.ids(BATCH), options.device), rows=rows)
     variable = nn.Embedding(1, WIDTH).to(options.device)
-    for repeats in (True, False):
-        index = index_of(rows, options.ids(BATCH), repeats=repeats)
-        facts: dict[str, Any] = {"rows": rows, "repeats": repeats}
-        for name, make in STORES.items():
-            switcher = make(variable, rows)
-            switcher.zerosInit()
+    indexes = {repeats: index_of(rows, options.ids(BATCH), repeats=repeats) for repeats in (True, False)}
+    for name, make in STORES.items():
+        switcher = make(variable, rows)
+        switcher.zerosInit()
+        for repeats, index in indexes.items():
             check(switcher, variable, index)
-            yield timed(options, name, switched(switcher, index.numpy()), index="host", **facts)
-            yield timed(options, name, switched(switcher, index.to(options.device)), index="device", **facts)
-            del switcher
-            collect()
-        for ways in (on_the_device, in_pinned_memory):
-            found = ways(rows, index, options.device)
-            for name, calls in found.items():
-                yield timed(options, name, calls, slow=name.startswith("torch pinned"), **facts)
-            del found, calls
-            collect()
+            for where, given in (("host", index.numpy()), ("device", index.to(options.device))):
+                yield timed(options, name, switched(switcher, given), index=where, rows=rows, repeats=repeats)
+        del switcher
+        collect()
+    for peers in (in_device_memory, in_pinned_memory):
+        made = peers(rows, options.device)
+        for name, calls in made.items():
+            for repeats, index in indexes.items():
+                both = calls(index.numpy(), index.to(options.device))
+                yield timed(options, name, both, slow=name == SLOW, rows=rows, repeats=repeats)
+        del made, calls, both
+        collect()
 
 
 def optimizer_state(options: SpeedTorchOptions, rows: int) -> list[dict[str, Any]]:

@@ -63,8 +63,23 @@ class Net(nn.Module):
 
     def forward(self, u: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         given = self.u(u)
-        near, far = ((given * self.v(ids)).sum(2) for ids in (positive, negative))
+        found = self.v(torch.cat([positive.reshape(-1), negative.reshape(-1)]))  # in the order of the slots
+        kinds = found.split([positive.numel(), negative.numel()])
+        near, far = ((given * rows.view(*ids.shape, -1)).sum(2) for rows, ids in zip(kinds, (positive, negative), strict=True))
         return -(logsigmoid(near).mean() + logsigmoid(-far).mean())
+
+
+def in_order(parameter: Tensor) -> None:
+    """Say of a sparse gradient that its rows ascend and occur once: each slot was looked up once, in order.
+
+    Else the optimizer sorts them by ``Tensor.coalesce``, and in torch 2.11 for CUDA 13.0 that sort has a race on Hopper cards
+    which reads outside its memory when other kernels run beside it (NVIDIA/cccl issue 5297).
+    """
+    assert parameter.grad is not None
+    given = parameter.grad
+    parameter.grad = torch.sparse_coo_tensor(
+        given._indices(), given._values(), given.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 def trains_on_the_device(work: Work, width: int) -> bool:
@@ -139,6 +154,8 @@ def train(work: Work, options: SpeedTorchOptions) -> dict[str, Any]:
         optimizer.zero_grad()
         loss = model(*slots)
         loss.backward()
+        for parameter in model.parameters():
+            in_order(parameter)
         optimizer.step()
         for group, index in zip(groups, ((u,), v), strict=True):
             for switcher in group:

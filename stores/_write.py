@@ -12,7 +12,7 @@ from ._casts import cast, castable
 from ._contract import Store
 from ._devices import device_for
 from ._read import BLOCKS
-from ._row_numbers import checked, planned
+from ._row_numbers import checked, on_device, planned
 
 DEVICE_BLOCKS = 264  # two a multiprocessor of the largest cards: a call has the card's memory for itself
 
@@ -22,8 +22,8 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
 
     By a kernel, over the bus into the page-locked memory of a store that is reached through its own calls alone, or in the
     memory of a GPU; there by torch's operators where CuPy is missing. Of a row that occurs twice the last value stays: rows
-    are sorted stably on the device, which a large table's address translation likes too. The host waits for nothing but
-    the bounds of an index that is on the device.
+    that go over the bus are sorted stably on the device, which a large table's address translation likes too. The host
+    waits for nothing but the bounds of an index that is on the device.
 
     Raises:
         IndexError, TypeError, ValueError: as ``Store.scatter``; nothing was launched.
@@ -42,28 +42,35 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
         moved = cast(values.to(target.torch), store.dtype).reshape(rows.shape[0], *store.row_shape).contiguous()
         moved = apart(moved, memory)
         target.keep(moved, stream)
-        ascending, places, last = planned(rows, store, target, stream, sorted_rows)
         if store.device.type == "cuda":
-            _into_device_memory(memory, ascending, places, last, moved)
+            _into_device_memory(memory, on_device(rows, store, target), moved)
             return True
         from ._kernels import RowKernels
 
+        ascending, places, last = planned(rows, store, target, stream, sorted_rows)
         store.in_flight.before_write(target, stream)
         RowKernels(target.torch).scatter(memory, ascending, moved, places=places, marks=last, blocks=BLOCKS)
         store.in_flight.after_write(target, stream)
     return True
 
 
-def _into_device_memory(memory: Tensor, ascending: Tensor, places: Tensor, last: Tensor, values: Tensor) -> None:
-    """The last value of each row, by one kernel where there are kernels."""
+def _into_device_memory(memory: Tensor, rows: Tensor, values: Tensor) -> None:
+    """The last value of each row, by one kernel where there are kernels. All on one stream: it is over too soon for two."""
     from ._kernels import RowKernels, available
 
-    if available(memory.device):
-        kernels = RowKernels(memory.device)
-        kernels.scatter(memory, ascending, values, places=places, marks=last, blocks=DEVICE_BLOCKS)
+    if not available(memory.device):
+        ascending, places, last = sorted_rows(rows)
+        chosen = as_ints(values).index_select(0, places_of_last(places, last))
+        as_ints(memory).index_copy_(0, ascending.long(), chosen)  # equal values where a row occurs twice
         return
-    chosen = as_ints(values).index_select(0, places_of_last(places, last))
-    as_ints(memory).index_copy_(0, ascending.long(), chosen)  # equal values where a row occurs twice
+    from ._last_kernels import last_of_each_row, pays
+
+    scatter = RowKernels(memory.device).scatter
+    if pays(rows.shape[0], memory.shape[0]):
+        scatter(memory, rows, values, marks=last_of_each_row(rows, memory.shape[0]), blocks=DEVICE_BLOCKS)
+    else:
+        ascending, places, last = sorted_rows(rows)
+        scatter(memory, ascending, values, places=places, marks=last, blocks=DEVICE_BLOCKS)
 
 
 def _over_the_bus(store: Store, values: Tensor) -> bool:

@@ -22,6 +22,12 @@ static void __syncthreads() { together->arrive_and_wait(); }
 
 template <typename T> static T atomicAdd(T* at, T more) { return __atomic_fetch_add(at, more, __ATOMIC_RELAXED); }
 
+template <typename T> static T atomicMax(T* at, T other) {
+    T held = __atomic_load_n(at, __ATOMIC_RELAXED);
+    while (held < other && !__atomic_compare_exchange_n(at, &held, other, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+    return held;
+}
+
 // kernel<<<blocks, threads>>>(arguments...): pointers and numbers of 64 bits each.
 template <typename... A, std::size_t... I>
 static void run(void (*kernel)(A...), int blocks, int threads, const long long* arguments, std::index_sequence<I...>) {

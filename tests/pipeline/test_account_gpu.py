@@ -40,18 +40,21 @@ def test_the_clock_of_the_device_is_the_hosts() -> None:
     clock = Clock(cuda)
     early = clock.mark(cuda.current())
     torch.cuda.synchronize()
+    anchored = clock.now()
     clock.ready()
     torch.cuda.synchronize()
+    slack = clock.now() - anchored + 1e-3  # so late the anchor itself may be, where other processes use the card
     assert clock.ready()
     before = clock.now()
     event = clock.mark(cuda.current())
     event.synchronize()
     after = clock.now()
-    assert before - 1e-3 < clock.at(event) < after + 1e-3
+    assert before - slack < clock.at(event) < after + 1e-3
     torch.cuda._sleep(CYCLES // 20)
     late = clock.mark(cuda.current())
+    launched = clock.now()
     late.synchronize()
-    assert clock.at(late) == pytest.approx(clock.now(), abs=2e-3)
+    assert launched - slack < clock.at(late) < clock.now() + 1e-3
     assert clock.at(early) < clock.at(event) < clock.at(late)  # also of an event before the anchor
 
 

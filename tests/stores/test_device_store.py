@@ -145,11 +145,13 @@ def test_rows_of_a_table_may_be_written_into_itself(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("way", ["claims", "sorted", "without kernels"])
 @pytest.mark.parametrize("where", ["host", "device"])
-def test_the_last_of_repeated_rows_stays_in_a_gpus_memory(where: str, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not kernels:
+def test_the_last_of_repeated_rows_stays_in_a_gpus_memory(where: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "without kernels":
         monkeypatch.setattr("rowferry.stores._kernels.available", lambda _device: False)
+    elif way == "sorted":
+        monkeypatch.setattr("rowferry.stores._last_kernels.ROWS_A_CLAIM", 0)
     store, index, values = (
         DeviceStore(torch.zeros(5000, 6, device="cuda")),
         torch.randint(-5000, 5000, (20_000,)),

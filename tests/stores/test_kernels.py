@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rowferry.stores import _last_kernels
 from rowferry.stores._kernel_arguments import check_launch, vector_bytes
 from rowferry.stores._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 from rowferry.stores._kernels import RowKernels, available, why_unavailable
@@ -34,6 +35,17 @@ def test_every_kernel_compiles_without_a_warning_and_a_block_of_it_fits(
     assert sorted(re.findall(r"Compiling entry function '(\w+)'", report)) == sorted(FUNCTIONS[name])
     assert max(int(each) for each in re.findall(r"Used (\d+) registers", report)) * THREADS <= REGISTERS
     assert max(int(each) for each in re.findall(r"(\d+) bytes spill", report)) <= SPILLED
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_kernels_that_find_the_last_value_compile(architecture: str, compile_cuda: Callable[..., str]) -> None:
+    assert compile_cuda(_last_kernels.CUDA_SOURCE, architecture, *OPTIONS) == ""
+
+
+def test_places_claim_rows_where_the_table_is_not_far_larger() -> None:
+    assert _last_kernels.pays(1, _last_kernels.ROWS_A_CLAIM)
+    assert not _last_kernels.pays(1, _last_kernels.ROWS_A_CLAIM + 1)
+    assert not _last_kernels.pays(2**31 - 1, 4)  # a claim would not hold the place
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""The row kernels' CUDA source, run by the host: every vector width, index type, place and mark, without a GPU."""
+"""CUDA sources of the stores, run by the host without a GPU: the row kernels for every vector width, index type, place and
+mark; and the kernels that find the last of several values for a row."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rowferry.stores import _last_kernels
 from rowferry.stores._kernel_sources import FUNCTIONS, SOURCES, VECTORS
 
 POISON = 0xA5
@@ -61,5 +63,23 @@ def test_rows_go_where_the_arguments_say_and_nowhere_else(
             arguments = (source, target, rows, places, marks)
             rows_kernels[name](1, *map(pointer, arguments), count, width)
             assert torch.equal(target, wanted)
+
+    check()
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_the_last_place_of_each_row_wins(kernels_on_host: Callable[..., dict[str, Launch]], index: torch.dtype) -> None:
+    launch = kernels_on_host(_last_kernels.CUDA_SOURCE, _last_kernels.FUNCTIONS)
+    kind = str(index).removeprefix("torch.")
+
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.integers(0, 19), min_size=1, max_size=60))
+    def check(asked: list[int]) -> None:
+        rows = torch.tensor(asked, dtype=index)
+        claims, marks = torch.zeros(20, dtype=torch.int32), torch.full((len(asked) + 1,), POISON, dtype=torch.uint8)
+        launch[f"claim_{kind}"](1, rows.data_ptr(), claims.data_ptr(), len(asked))
+        launch[f"winners_{kind}"](1, rows.data_ptr(), claims.data_ptr(), marks.data_ptr(), len(asked))
+        last = {row: place for place, row in enumerate(asked)}
+        assert marks.tolist() == [int(last[row] == place) for place, row in enumerate(asked)] + [POISON]
 
     check()
