@@ -23,7 +23,8 @@ def write(store: Store, index: Any, values: Tensor) -> bool:
     By a kernel, over the bus into the page-locked memory of a store that is reached through its own calls alone, or in the
     memory of a GPU; there by torch's operators where CuPy is missing. Of a row that occurs twice the last value stays: rows
     that go over the bus are sorted stably on the device, which a large table's address translation likes too. The host
-    waits for nothing but the bounds of an index that is on the device.
+    waits for nothing but the bounds of an index that is on the device. In a GPU's memory a call takes four bytes for each
+    row of the table for a moment, where that is at most a KiB for each row written.
 
     Raises:
         IndexError, TypeError, ValueError: as ``Store.scatter``; nothing was launched.
