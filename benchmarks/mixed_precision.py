@@ -144,7 +144,7 @@ def measured(given: argparse.Namespace, path: Path, console: Console) -> dict[st
         these, said = tasks(given, Path(folder))
         for line in said:
             console.print(line)
-        facts: dict[str, Any] = {
+        facts = {
             "benchmark": "mixed_precision",
             "command": " ".join(["python benchmarks/mixed_precision.py", *sys.argv[1:]]),
             "machine": about(device),
@@ -152,7 +152,6 @@ def measured(given: argparse.Namespace, path: Path, console: Console) -> dict[st
             "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()},
             "tf32": {"convolutions": torch.backends.cudnn.allow_tf32, "products": torch.backends.cuda.matmul.allow_tf32},
         }
-        facts["memory_limit"] = None if memory is None else memory.limit
         kept = record.Record(path, facts, asked, earlier)
         for result in compared(given, these, device, memory, console):
             kept.keep(result)

@@ -94,7 +94,7 @@ def test_a_run_that_is_cut_off_can_be_drawn_and_ended_by_another(
     arguments = ["--device", "cpu", "--models", "elman", "--epochs", "1", *SMALL["text"]]
     status, printed = here("--draw")
     assert (status, "mixed_precision.json does not exist" in printed) == (2, True)
-    compare(tmp_path, *arguments, program=("-c", CUT_OFF), code=-signal.SIGKILL)
+    compare(tmp_path, *arguments, "--merge", program=("-c", CUT_OFF), code=-signal.SIGKILL)
     left = json.loads(path.read_text())
     assert [each["precision"] for each in left["results"]] == ["fp32"]
     assert not left["complete"]
@@ -165,7 +165,8 @@ def test_a_result_is_there_after_its_training_and_again_with_its_largest_batch(t
     (trained, found), said = searching(tmp_path, Room(300))
     assert (trained["complete"], trained["largest_batch"]) == (False, None)
     assert (found["complete"], found["largest_batch"], found["too_large"], found["guess"]) == (True, 296, 304, 300)
-    assert {key: each for key, each in found.items() if key in trained and each == trained[key]}.keys() >= {"train_loss"}
+    assert found["memory_limit"] == 300_000
+    assert found["train_loss"] == trained["train_loss"]
     assert "largest batch 296, by 4 trials from a guess of 300" in said
 
 

@@ -73,8 +73,9 @@ class CudaMemory:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search came to; ``too_large`` is None where even ``MOST`` fits."""
+    """What a search within ``memory_limit`` bytes came to; ``too_large`` is None where even ``MOST`` fits."""
 
+    memory_limit: int
     largest_batch: int
     too_large: int | None
     guess: int
@@ -100,7 +101,7 @@ def searched(task: Task, precision: Name, device: torch.device, memory: Memory) 
             found = largest(lambda batch: peak(batch) is not None, guess)
     finally:
         gc.unfreeze()
-    return Search(found.fits, found.too_large, guess, len(peaks), time.perf_counter() - start)
+    return Search(memory.limit, found.fits, found.too_large, guess, len(peaks), time.perf_counter() - start)
 
 
 def trial(task: Task, precision: Name, device: torch.device, memory: Memory, batch: int) -> int | None:
@@ -142,7 +143,7 @@ def guessed(peak: Callable[[int], int | None], limit: int) -> int:
     second = min(max(FIRST * limit // (2 * max(lower, 1)), 2 * FIRST), MOST)
     upper = peak(second)
     if upper is None:
-        return second - 1
+        return (FIRST + second) // 2
     a_row = (upper - lower) / (second - FIRST)
     return MOST if a_row <= 0 else min(second + int((limit - upper) / a_row), MOST)
 
