@@ -55,7 +55,7 @@ def parsed() -> argparse.Namespace:
     )
     add("--no-search", action="store_true", help="do not look for the largest batch; it needs a GPU")
     add("--data", type=Path, help="folder of CIFAR-100's binary version; default: synthetic images")
-    add("--images", type=int, default=8_192, help="training images, at most")
+    add("--images", type=int, default=10_240, help="training images, at most")
     add("--size", type=int, default=32, help="pixels a side that images are resized to")
     add("--image-batch", type=int, default=256)
     add("--width", type=int, default=64, help="channels of the first stage")
