@@ -51,7 +51,7 @@ def parsed() -> argparse.Namespace:
         "--memory-gb",
         type=float,
         default=16,
-        help="the largest batch is that within so many GB of 1e9 bytes; inf: all there is",
+        help="the largest batch is that within so many GB of 1e9 bytes, or all there is if less",
     )
     add("--no-search", action="store_true", help="do not look for the largest batch; it needs a GPU")
     add("--data", type=Path, help="folder of CIFAR-100's binary version; default: synthetic images")
