@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rowferry._bench.clock import Figures, Run, fixed, idle
 from rowferry._bench.suite import Limit, limit_of
 from rowferry._commands._about import about
 from rowferry.stores._devices import default_device, device_for, resolve_device
+from rowferry.stores._files import beside
 
 RESULTS = Path(__file__).parent / "results"
 GIB = 1 << 30
@@ -94,7 +96,14 @@ def save(name: str, options: Options, results: Iterable[dict[str, Any]], **more:
     command = f"python benchmarks/{name}.py --runs {options.runs} --rows-gib {options.rows_gib:g}"
     command += " --smoke" if options.smoke else ""
     record = {"benchmark": name, "command": command, "machine": about(options.device), **more, "results": list(results)}
-    (options.out / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_record(options.out / f"{name}.json", record)
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write ``record`` as JSON; what had that name before stays as it is until the new file is whole."""
+    with beside(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
 
 
 def speed(found: Figures, nbytes: float, limit: float) -> dict[str, float]:

@@ -1,45 +1,23 @@
-"""The mixed-precision comparison: its parts do what they say, and in small the whole of it runs on a CPU."""
+"""The mixed-precision comparison: three ways to compute, what is trained, and what it is trained with."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from _mixed import images, output, text
+from _mixed import images, text
 from _mixed.precision import NAMES, MasterWeights, Name, Stepper, cast_whole
 from _mixed.resnet import DEPTHS, resnet
-from _mixed.training import fits, largest, train
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from _mixed.training import train
 from torch import nn
 
-ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
-SMALL = {
-    "images": ["--images", "64", "--size", "16", "--width", "4", "--image-batch", "32"],
-    "text": ["--text-bytes", "5000", "--length", "32", "--hidden", "16", "--text-batch", "16"],
-}
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
-
-
-def compare(out: Path, *arguments: str) -> str:
-    """What the program prints, warnings being errors."""
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-W", "error", str(ROOT / "benchmarks" / "mixed_precision.py"), "--out", str(out), *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}  # spinning threads are slow
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 # ---- precision ------------------------------------------------------------------------------------------------------
@@ -174,69 +152,3 @@ def test_a_residual_network_has_the_depth_of_its_name(depth: int) -> None:
     assert len(counted) == (1 + (depth - 2) // 3 if bottleneck else depth - 1)
     with torch.no_grad():
         assert model.eval()(torch.zeros(2, 3, 16, 16)).shape == (2, 100)
-
-
-# ---- the largest batch, the table, the whole ------------------------------------------------------------------------
-
-
-@given(limit=st.integers(0, 5_000), first=st.integers(1, 64))
-@settings(max_examples=100, deadline=None)
-def test_the_largest_batch_is_found_to_within_its_share(limit: int, first: int) -> None:
-    found = largest(lambda batch: batch <= limit, first)
-    assert found <= limit <= found + max(1, found // 32)
-
-
-def test_running_out_of_memory_means_that_a_batch_does_not_fit_and_other_errors_rise(tmp_path: Path) -> None:
-    class Small(images.ImageTask):
-        def forward(self, model: nn.Module, batch: Any, *, train: bool) -> Any:
-            if len(batch["label"]) > 4:
-                raise torch.OutOfMemoryError("as CUDA does")
-            if len(batch["label"]) == 3:
-                raise RuntimeError("a mistake")
-            return super().forward(model, batch, train=train)
-
-    task = Small("resnet18", 18, tmp_path, batch=4, size=8, width=4)
-    assert [fits(task, "fp32", CPU, batch) for batch in (4, 8)] == [True, False]
-    with pytest.raises(RuntimeError, match="a mistake"):
-        fits(task, "fp32", CPU, 3)
-
-
-def test_ratios_are_to_float32_of_the_same_model() -> None:
-    slow = {"model": "a", "precision": "fp32", "seconds_an_epoch": 3.0, "largest_batch": 100}
-    fast = {"model": "a", "precision": "half", "seconds_an_epoch": 2.0, "largest_batch": 180}
-    alone = {"model": "b", "precision": "half", "seconds_an_epoch": 2.0, "largest_batch": None}
-    first, second, third = output.with_ratios([slow, fast, alone])
-    assert (first["times_faster"], first["times_the_batch"]) == (1, 1)
-    assert (second["times_faster"], second["times_the_batch"]) == (1.5, 1.8)
-    assert (third["times_faster"], third["times_the_batch"]) == (None, None)
-
-
-def test_the_comparison_runs_on_a_cpu_and_says_what_it_trained_with(tmp_path: Path) -> None:
-    printed = compare(
-        tmp_path, "--device", "cpu", "--models", "resnet18,lstm", "--epochs", "1", *SMALL["images"], *SMALL["text"]
-    )
-    assert "synthetic" in printed
-    assert "real text" in printed
-    record = json.loads((tmp_path / "mixed_precision.json").read_text())
-    found = {(each["model"], each["precision"]): each for each in record["results"]}
-    assert set(found) == {(model, precision) for model in ("resnet18", "lstm") for precision in NAMES}
-    for each in found.values():
-        assert np.isfinite([each["train_loss"], each["test_loss"], each["seconds_an_epoch"], each["times_faster"]]).all()
-        assert each["largest_batch"] is None
-    assert (tmp_path / "mixed_precision.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_one_language_model_is_trained_in_float16_by_a_switch_and_speaks_json(tmp_path: Path) -> None:
-    printed = compare(tmp_path, "--device", "cpu", "--models", "elman", "--fp16", "--epochs", "1", *SMALL["text"], "--json")
-    record = json.loads(printed)
-    assert record == json.loads((tmp_path / "mixed_precision.json").read_text())
-    assert [(each["model"], each["precision"]) for each in record["results"]] == [("elman", "half")]
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_largest_batch_grows_with_float16(tmp_path: Path) -> None:
-    arguments = ["--models", "resnet18,lstm", "--memory-gb", "1", "--epochs", "2", "--images", "2000"]
-    record = json.loads(compare(tmp_path, *arguments, "--text-bytes", "200000", "--json"))
-    low = [each for each in record["results"] if each["precision"] != "fp32"]
-    assert len(low) == 4
-    assert all(each["times_the_batch"] > 1.3 for each in low)

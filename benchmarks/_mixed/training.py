@@ -1,11 +1,9 @@
-"""Train one model in one precision, and find the largest batch that it can be trained with."""
+"""Train one model in one precision, and test it."""
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,38 +116,3 @@ def test(task: Task, stepper: Stepper, device: torch.device) -> tuple[float, flo
             right += batch_right * rows
             count += rows
     return float(loss / count), float(right / count)
-
-
-def largest(fits: Callable[[int], bool], first: int, share: float = 1 / 32) -> int:
-    """The largest batch that fits, to within ``share`` of it: by doubling from ``first``, then by bisection; 0 if none."""
-    low, high = 0, first
-    while fits(high):
-        low, high = high, high * 2
-    while high - low > max(1, int(low * share)):
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def fits(task: Task, precision: Name, device: torch.device, batch: int) -> bool:
-    """Whether two whole steps with ``batch`` rows end without an out-of-memory error; the second has an optimizer's state."""
-    try:
-        _two_steps(task, precision, device, batch)
-    except torch.OutOfMemoryError:
-        return False
-    finally:
-        gc.collect()  # the error's traceback held the graph
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return True
-
-
-def _two_steps(task: Task, precision: Name, device: torch.device, batch: int) -> None:
-    stepper = prepared(task, precision, device)
-    for _ in range(2):
-        loss, _ = loss_of(task, stepper, task.random(batch, stepper.dtype, device), train=True)
-        stepper.step(loss)
-    synchronize()
