@@ -146,16 +146,28 @@ def measured(given: argparse.Namespace, path: Path, console: Console) -> dict[st
             console.print(line)
         facts = {
             "benchmark": "mixed_precision",
-            "command": " ".join(["python benchmarks/mixed_precision.py", *sys.argv[1:]]),
+            "command": " ".join(["python benchmarks/mixed_precision.py", *without_folder(sys.argv[1:])]),
             "machine": about(device),
             "data": said,
-            "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items()},
+            "options": {
+                key: str(value) if isinstance(value, Path) else value for key, value in vars(given).items() if key != "out"
+            },
             "tf32": {"convolutions": torch.backends.cudnn.allow_tf32, "products": torch.backends.cuda.matmul.allow_tf32},
         }
         kept = record.Record(path, facts, asked, earlier)
         for result in compared(given, these, device, memory, console):
             kept.keep(result)
     return kept.finish()
+
+
+def without_folder(arguments: list[str]) -> list[str]:
+    """The command line without ``--out``: where a record was first written is nobody's business later."""
+    kept, skipped = [], False
+    for each in arguments:
+        if not skipped and each.partition("=")[0] != "--out":
+            kept.append(each)
+        skipped = each == "--out"
+    return kept
 
 
 def show(found: dict[str, Any], given: argparse.Namespace, path: Path, console: Console) -> None:

@@ -63,6 +63,8 @@ def test_one_language_model_is_trained_in_float16_by_a_switch_and_speaks_json(tm
     printed = compare(tmp_path, "--device", "cpu", "--models", "elman", "--fp16", "--epochs", "1", *SMALL["text"], "--json")
     record = json.loads(printed)
     assert record == json.loads((tmp_path / "mixed_precision.json").read_text())
+    assert str(tmp_path) not in printed  # a record may be published
+    assert record["command"].startswith("python benchmarks/mixed_precision.py --device cpu --models elman")
     assert [(each["model"], each["precision"]) for each in record["results"]] == [("elman", "half")]
 
 

@@ -100,18 +100,22 @@ def drawing() -> type[Figure]:
 
 def charts(results: list[Result], path: Path, title: str) -> None:
     """Grouped bars for each model: seconds an epoch, largest batch where it was found, accuracy. A PNG."""
-    panels = {"seconds_an_epoch": "seconds an epoch", "largest_batch": "largest batch that fits", "test_accuracy": "accuracy"}
-    shown = {key: name for key, name in panels.items() if any(each[key] is not None for each in results)}
+    panels = {
+        "seconds_an_epoch": ("seconds an epoch", "{:.2f}"),
+        "largest_batch": ("largest batch that fits", "{:,.0f}"),
+        "test_accuracy": ("accuracy", "{:.1%}"),
+    }
+    shown = {key: panel for key, panel in panels.items() if any(each[key] is not None for each in results)}
     models, precisions = _named(results, "model"), _named(results, "precision")
     figure = drawing()(figsize=(max(6.0, 1.6 * len(models)), 2.6 * len(shown)), layout="constrained")
     figure.suptitle(title, fontsize=9)
-    for place, (key, name) in enumerate(shown.items()):
+    for place, (key, (name, form)) in enumerate(shown.items()):
         axes = figure.add_subplot(len(shown), 1, place + 1)
         for number, precision in enumerate(precisions):
             bars = {each["model"]: each[key] for each in results if each["precision"] == precision and each[key] is not None}
             at = [models.index(model) + (number - (len(precisions) - 1) / 2) * 0.8 / len(precisions) for model in bars]
             drawn = axes.bar(at, list(bars.values()), 0.8 / len(precisions), label=precision)
-            axes.bar_label(drawn, fmt="{:.3g}", fontsize=6)
+            axes.bar_label(drawn, fmt=form, fontsize=6)
         axes.set_xticks(range(len(models)), models)
         axes.set_ylabel(name)
         axes.margins(y=0.15)

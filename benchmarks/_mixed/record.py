@@ -14,7 +14,7 @@ from .precision import NAMES
 Pair = tuple[str, str]  # model, precision
 
 # Options that choose what is measured, not under which conditions. The device's name is among the machine's facts.
-CHOICES = {"models", "precisions", "fp16", "out", "json", "merge", "draw", "no_search", "device"}
+CHOICES = {"models", "precisions", "fp16", "json", "merge", "draw", "no_search", "device"}
 
 
 class Refused(ValueError):
