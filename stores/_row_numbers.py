@@ -40,10 +40,10 @@ def checked(store: Store, index: Any, target: Device) -> tuple[Tensor | NDArray[
 
 
 def on_device(rows: Tensor | NDArray[np.int64], store: Store, target: Device) -> Tensor:
-    """Checked rows on the device, int32 where that holds every row of the store, by a copy that does not block."""
+    """Checked rows on the device, contiguous, int32 where that holds every row of the store, by a copy that does not block."""
     dtype = torch.int32 if len(store) < 1 << 31 else torch.int64
     if isinstance(rows, Tensor):
-        return rows.to(dtype)
+        return rows.to(dtype).contiguous()  # every other number of a tensor is a view, and kernels go by its pointer
     staged = torch.empty(rows.size, dtype=dtype, pin_memory=True)  # its allocator keeps the block until the copy has passed
     np.copyto(staged.numpy(), rows, casting="same_kind")
     return staged.to(target.torch, non_blocking=True)

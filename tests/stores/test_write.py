@@ -18,6 +18,7 @@ from rowferry.stores import _read as reading
 from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import CpuDevice
 from rowferry.stores._in_flight import InFlight
+from rowferry.stores._row_numbers import on_device
 from rowferry.stores._write import places_of_last, sorted_rows
 from rowferry.stores.testing import EVERY_DTYPE, bits, random_bits
 
@@ -73,6 +74,15 @@ def test_sorted_rows_mark_the_last_of_each(dtype: torch.dtype) -> None:
         wanted = {row: place for place, row in enumerate(rows.tolist())}
         assert dict(zip(ascending[last].tolist(), places[last].tolist(), strict=True)) == wanted
         assert [wanted[row] for row in ascending.tolist()] == places_of_last(places, last).tolist()
+
+
+@pytest.mark.parametrize("rows", [9, 2**31])
+def test_row_numbers_lie_one_after_the_other_for_kernels(rows: int) -> None:
+    store: Any = range(rows)  # what has a length
+    found = on_device(torch.arange(8)[::2], store, CpuDevice())
+    assert found.dtype == (torch.int32 if rows < 2**31 else torch.int64)
+    assert found.is_contiguous()
+    assert found.tolist() == [0, 2, 4, 6]
 
 
 def test_reads_wait_for_writes_and_writes_for_reads_on_every_stream() -> None:
