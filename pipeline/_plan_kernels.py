@@ -12,19 +12,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from rowferry.stores._kernel_sources import THREADS
-from rowferry.stores._kernels import kernels
+from rowferry.stores._kernel_arguments import blocks_over
+from rowferry.stores._kernel_sources import EACH, INDEX_TYPES
+from rowferry.stores._kernels import INDEX_NAMES, kernels
 
 from ._window import Layout, Older, Sorted, spread_pairs
 
-MOST_BLOCKS = 264  # two a multiprocessor; kernels loop over what is more
-_INT32, _INT64 = "int32", "int64"
-
 # All kernels walk sorted ids; `first` marks the first of equal ones. Prefixes are inclusive counts, two in one number.
-CUDA_SOURCE = r"""
-#define EACH(i, n) \
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (long long)gridDim.x * blockDim.x)
-
+CUDA_SOURCE = (
+    EACH
+    + r"""
 // Number of values that are not above x.
 __device__ __forceinline__ long long not_above(const long long* values, long long n, long long x) {
     long long low = 0, high = n;
@@ -158,6 +155,7 @@ __device__ void pairs(const Index* ids, const long long* order, const long long*
 PLAN(int32, int)
 PLAN(int64, long long)
 """
+)
 
 ARGUMENTS = {"held": 8, "count": 8, "flags": 6, "place": 17, "pairs": 6}
 """How many each kernel takes; with zeros for all of them it does nothing."""
@@ -174,7 +172,7 @@ class CudaPlan:
     """
 
     def __init__(self, device: torch.device) -> None:
-        functions = {f"{name}_{index}": (0,) * number for name, number in ARGUMENTS.items() for index in (_INT32, _INT64)}
+        functions = {f"{name}_{index}": (0,) * number for name, number in ARGUMENTS.items() for index in INDEX_TYPES}
         self._kernels = kernels(device, CUDA_SOURCE, functions)
 
     def count(self, ids: Tensor, ends: Tensor, older: Sequence[Older], out: Sorted, counts: Tensor) -> None:
@@ -228,6 +226,5 @@ class CudaPlan:
 
     def _launch(self, name: str, like: Tensor, *arguments: Tensor | int | None) -> None:
         """Kernel ``name`` for the dtype of ``like``; a tensor goes as its pointer, None as a null pointer."""
-        function = self._kernels[f"{name}_{_INT32 if like.dtype == torch.int32 else _INT64}"]
-        blocks = min(-(-like.numel() // THREADS), MOST_BLOCKS)
-        function(blocks, *(one.data_ptr() if isinstance(one, Tensor) else int(one or 0) for one in arguments))
+        pointers = (one.data_ptr() if isinstance(one, Tensor) else int(one or 0) for one in arguments)
+        self._kernels[f"{name}_{INDEX_NAMES[like.dtype]}"](blocks_over(like.numel()), *pointers)

@@ -1,9 +1,14 @@
-"""What a row kernel may be launched with, checked on the host: shapes, dtypes, places; and how wide it may move."""
+"""What kernels are launched with, worked out on the host: shapes, dtypes and places that row kernels take, how wide they may
+move, and how many blocks others need."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ._kernel_sources import THREADS
+
+MOST_BLOCKS = 264  # two a multiprocessor of the largest cards, where a kernel has the card's memory for itself
 
 
 def check_launch(
@@ -53,3 +58,8 @@ def vector_bytes(*divided: int) -> int:
     for number in divided:
         combined |= number
     return combined & -combined
+
+
+def blocks_over(count: int) -> int:
+    """Thread blocks for a kernel that loops over ``count`` items (see ``EACH``): a thread an item, as far as that helps."""
+    return min(-(-count // THREADS), MOST_BLOCKS)

@@ -7,6 +7,12 @@ OPTIONS = ("--std=c++17",)
 VECTORS = (1, 2, 4, 8, 16)  # bytes that a thread moves at once
 INDEX_TYPES = ("int32", "int64")
 
+# A loop of all threads of a grid over [0, n), for kernels that are not about rows' bytes.
+EACH = r"""
+#define EACH(i, n) \
+    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (long long)gridDim.x * blockDim.x)
+"""
+
 # Vectors of all rows are numbered through, row after row, and dealt to the threads: neighbours read neighbouring bytes,
 # no lane idles whatever the width, one huge row is spread over the grid, and sorted rows are met in their order.
 # Each thread keeps IN_FLIGHT vectors in flight, because the bus answers in microseconds: first all row numbers are

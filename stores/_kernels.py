@@ -22,7 +22,7 @@ from ._kernel_sources import FUNCTIONS, OPTIONS, SOURCES, THREADS
 BLOCKS = 8  # enough to saturate the bus, and the other multiprocessors are left to the training step
 GATHER_BLOCKS = 4  # keep 256 KiB in flight: more does not read faster, and what queues on the bus delays every launch
 BOTH_WAYS = {"gather_blocks": 12, "scatter_blocks": 8}  # at once: 4 that read are crowded out by writes
-_INDEX_NAMES = {torch.int32: "int32", torch.int64: "int64"}
+INDEX_NAMES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 def available(device: torch.device) -> bool:
@@ -166,7 +166,7 @@ class RowKernels:
             return
         vector = vector_bytes(source.data_ptr(), sink.data_ptr(), row_nbytes)
         self._module.launch(
-            f"{kind}_{vector}_{_INDEX_NAMES[rows.dtype]}",
+            f"{kind}_{vector}_{INDEX_NAMES[rows.dtype]}",
             min(blocks, -(-count * (row_nbytes // vector) // THREADS)),
             source.data_ptr(), sink.data_ptr(), rows.data_ptr(), 0 if places is None else places.data_ptr(),
             0 if marks is None else marks.data_ptr(), count, row_nbytes // vector,

@@ -11,17 +11,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ._kernel_sources import INDEX_TYPES, THREADS
-from ._kernels import kernels
+from ._kernel_arguments import blocks_over
+from ._kernel_sources import EACH, INDEX_TYPES
+from ._kernels import INDEX_NAMES, kernels
 
-MOST_BLOCKS = 264  # two a multiprocessor of the largest cards; the kernels loop over what is more
 ROWS_A_CLAIM = 256  # rows of the table for each one written: four bytes a row are cleared for a call
 MOST_PLACES = (1 << 31) - 2  # a claim is int32, and 0 is none
 
-CUDA_SOURCE = r"""
-#define EACH(i, n) \
-    for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < (n); i += (long long)gridDim.x * blockDim.x)
-#define KERNEL extern "C" __global__ void __launch_bounds__(512)
+CUDA_SOURCE = (
+    EACH
+    + r"""#define KERNEL extern "C" __global__ void __launch_bounds__(512)
 #define LAST(INDEX, TYPE)                                                                                                  \
     KERNEL claim_##INDEX(const TYPE* rows, int* claims, long long n) {                                                     \
         EACH(i, n) atomicMax(&claims[rows[i]], (int)(i + 1));                                                              \
@@ -32,6 +31,7 @@ CUDA_SOURCE = r"""
 LAST(int32, int)
 LAST(int64, long long)
 """
+)
 
 FUNCTIONS = {f"{name}_{index}": (0,) * count for name, count in (("claim", 3), ("winners", 4)) for index in INDEX_TYPES}
 """Names, and arguments with which a launch does nothing."""
@@ -53,11 +53,11 @@ def last_of_each_row(rows: Tensor, table_rows: int) -> Tensor:
         ImportError: CuPy is missing or does not work; the message names the extra.
     """
     launch = _kernels(rows.device.index)
-    index = "int32" if rows.dtype == torch.int32 else "int64"
+    index = INDEX_NAMES[rows.dtype]
     claims = torch.zeros(table_rows, dtype=torch.int32, device=rows.device)
     marks = torch.empty(rows.shape[0], dtype=torch.uint8, device=rows.device)
     count = rows.shape[0]
-    blocks = min(-(-count // THREADS), MOST_BLOCKS)
+    blocks = blocks_over(count)
     launch[f"claim_{index}"](blocks, rows.data_ptr(), claims.data_ptr(), count)
     launch[f"winners_{index}"](blocks, rows.data_ptr(), claims.data_ptr(), marks.data_ptr(), count)
     return marks

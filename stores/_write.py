@@ -11,10 +11,9 @@ from ._bytes import apart, as_ints
 from ._casts import cast, castable
 from ._contract import Store
 from ._devices import device_for
+from ._kernel_arguments import MOST_BLOCKS
 from ._read import BLOCKS
 from ._row_numbers import checked, on_device, planned
-
-DEVICE_BLOCKS = 264  # two a multiprocessor of the largest cards: a call has the card's memory for itself
 
 
 def write(store: Store, index: Any, values: Tensor) -> bool:
@@ -68,10 +67,10 @@ def _into_device_memory(memory: Tensor, rows: Tensor, values: Tensor) -> None:
 
     scatter = RowKernels(memory.device).scatter
     if pays(rows.shape[0], memory.shape[0]):
-        scatter(memory, rows, values, marks=last_of_each_row(rows, memory.shape[0]), blocks=DEVICE_BLOCKS)
+        scatter(memory, rows, values, marks=last_of_each_row(rows, memory.shape[0]), blocks=MOST_BLOCKS)
     else:
         ascending, places, last = sorted_rows(rows)
-        scatter(memory, ascending, values, places=places, marks=last, blocks=DEVICE_BLOCKS)
+        scatter(memory, ascending, values, places=places, marks=last, blocks=MOST_BLOCKS)
 
 
 def _over_the_bus(store: Store, values: Tensor) -> bool:
