@@ -172,7 +172,7 @@ def without_folder(arguments: list[str]) -> list[str]:
 
 def show(found: dict[str, Any], given: argparse.Namespace, path: Path, console: Console) -> None:
     """The charts beside the record, the tables on the screen."""
-    results = output.with_ratios(found["results"])
+    results = found["results"]
     chart = path.with_suffix(".png")
     output.charts(results, chart, "\n".join(found["data"]))
     if given.json:

@@ -2,7 +2,7 @@
 
 A table of rows x 128 float32; 131,072 of them to the variable (``beforeForwardPass``) and from it (``afterOptimizerStep``), the
 mean of 100 calls, with repeats (``randint``) and without (``randperm``), row numbers on the host as scripts have them and on
-the device. Beside it in the same run: CuPy's fancy indexing over the same pinned memory, torch's indexing, and the link alone.
+the device. Beside it in the same run: CuPy's and torch's indexing of the same kinds of memory, and the link alone.
 """
 
 from __future__ import annotations

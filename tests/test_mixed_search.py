@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from _mixed.precision import NAMES, Name
-from _mixed.search import FIRST, MOST, STEPS, guessed, largest, place_of, searched, size_at, trial
+from _mixed.search import FIRST, MOST, STEPS, Bracket, guessed, largest, place_of, searched, size_at, trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -36,28 +36,21 @@ def test_the_place_of_a_size_between_two_is_that_of_the_smaller(size: int) -> No
     assert size_at(place_of(size)) <= size < size_at(place_of(size) + 1)
 
 
-def trials(limit: int, guess: int) -> int:
-    """How many sizes are tried."""
+def search(limit: int, guess: int) -> tuple[Bracket, list[int]]:
+    """What is found, and the sizes that were tried for it."""
     asked: list[int] = []
 
     def fits(batch: int) -> bool:
         asked.append(batch)
         return batch <= limit
 
-    largest(fits, guess)
-    return len(asked)
+    return largest(fits, guess), asked
 
 
 @given(limit=LIMITS, guess=LIMITS)
 @settings(max_examples=500, deadline=None)
 def test_any_guess_leads_to_the_largest_size_that_fits(limit: int, guess: int) -> None:
-    asked: list[int] = []
-
-    def fits(batch: int) -> bool:
-        asked.append(batch)
-        return batch <= limit
-
-    found = largest(fits, guess)
+    found, asked = search(limit, guess)
     assert found.fits == max(size for size in SCALE if size <= limit)
     assert found.too_large == next((size for size in SCALE if size > limit), None)
     assert len(asked) == len(set(asked))
@@ -68,13 +61,7 @@ def test_any_guess_leads_to_the_largest_size_that_fits(limit: int, guess: int) -
 @given(limit=st.integers(1, MOST), guess=LIMITS)
 @settings(max_examples=500, deadline=None)
 def test_on_the_way_up_nothing_is_tried_that_is_more_than_twice_what_fits(limit: int, guess: int) -> None:
-    asked: list[int] = []
-
-    def fits(batch: int) -> bool:
-        asked.append(batch)
-        return batch <= limit
-
-    largest(fits, guess)
+    _found, asked = search(limit, guess)
     assert max(asked) <= max(2 * limit, guess)
 
 
@@ -82,7 +69,7 @@ def test_on_the_way_up_nothing_is_tried_that_is_more_than_twice_what_fits(limit:
 def test_the_better_the_guess_the_fewer_are_tried(off: float, most: int) -> None:
     for limit in range(100, 3_000, 7):
         for sign in (-1, 1):
-            assert trials(limit, round(limit * (1 + sign * off))) <= most
+            assert len(search(limit, round(limit * (1 + sign * off)))[1]) <= most
 
 
 @given(of_the_model=st.integers(0, 10**9), a_row=st.integers(1, 10**8), limit=st.integers(10**9, 10**11))

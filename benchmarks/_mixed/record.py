@@ -58,16 +58,16 @@ class Record:
         return self._write(ended=True)
 
     def _write(self, *, ended: bool) -> dict[str, Any]:
-        done = {key for key, each in self._results.items() if each["complete"]}
         models = list(dict.fromkeys(each["model"] for each in self._results.values()))
         ordered = sorted(self._results.values(), key=lambda each: (models.index(each["model"]), NAMES.index(each["precision"])))
-        record = {
+        record: dict[str, Any] = {
             **self._facts,
             "earlier": self._earlier,
             "asked": self._asked,
-            "complete": ended and done >= set(self._asked),
+            "complete": False,
             "results": with_ratios(ordered),
         }
+        record["complete"] = ended and not missing(record)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_record(self._path, record)
         return record
