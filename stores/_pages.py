@@ -69,6 +69,7 @@ class Arena:
             raise ValueError(f"stride is {stride}; it must be whole pages of {PAGE} bytes")
         self.stride = stride
         self._nbytes = slots * stride
+        self._used = bytearray(slots)
         self._address = _map(None, self._nbytes, _PROT_NONE, _NOTHING, -1)
         self._unmap = weakref.finalize(self, _libc.munmap, self._address, self._nbytes)
         self._unmap.atexit = False  # threads may be reading still, and the process is at its end
@@ -79,13 +80,17 @@ class Arena:
 
     def place(self, slot: int, fd: int, nbytes: int) -> None:
         """Map the first ``nbytes`` bytes (at least one) of an open file, which may be closed afterwards."""
+        self._used[slot] = 1
         start = self._address + slot * self.stride
         _map(start, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
         _libc.madvise(start, nbytes, mmap.MADV_RANDOM)  # what is needed is asked for; a fault should not read more
 
     def clear(self, slot: int) -> None:
-        """Take a file out."""
+        """Take a file out, if there is one."""
+        if not self._used[slot]:
+            return
         _map(self._address + slot * self.stride, self.stride, _PROT_NONE, _NOTHING | _MAP_FIXED, -1)
+        self._used[slot] = 0
 
     def forget(self) -> None:
         """Nothing of the files counts as resident any more; the page cache keeps them."""

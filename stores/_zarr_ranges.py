@@ -212,11 +212,11 @@ def keys_of(array: zarr.Array[Any], layout: RawLayout) -> Callable[[int], str]:
     """What gives the key of a file by its number: those of one place along the rows follow one another, in C order."""
     metadata: Any = array.metadata
     prefix = f"{array.path}/" if array.path else ""
-    grid = layout.file_grid
+    grid, columns = layout.file_grid, math.prod(layout.file_grid)
 
     def key(file: int) -> str:
-        place, column = divmod(file, math.prod(grid))
-        along = tuple(map(int, np.unravel_index(column, grid))) if grid else ()
+        place, column = divmod(file, columns)
+        along = tuple(map(int, np.unravel_index(column, grid))) if columns > 1 else (0,) * len(grid)
         return prefix + str(metadata.encode_chunk_key((place, *along)))
 
     return key
