@@ -24,7 +24,6 @@ from zarr.storage import ZipStore
 
 from rowferry.stores import ZarrStore, _zarr_files
 from rowferry.stores._zarr_decoded import ChunkCache
-from rowferry.stores._zarr_ranges import distinct_places
 
 DATA = np.arange(40 * 6, dtype="f4").reshape(40, 6)
 RAW: dict[str, Any] = {"chunks": (4, 6), "compressors": None}
@@ -290,11 +289,3 @@ def test_a_chunk_that_is_replaced_while_it_is_mapped_is_read_whole_old_or_new(tm
         rows = store.gather([0, 1]).numpy()
         assert np.array_equal(rows, DATA[:2]) or (rows == 8).all()
     assert (ZarrStore(path).gather([0]) == 8).all()
-
-
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.sampled_from([1, 1000]))
-def test_distinct_places_are_numpys_unique_ones_close_together_or_far_apart(places: list[int], far: int) -> None:
-    given_places = np.array(places, np.int64) * far
-    distinct, which = distinct_places(given_places)
-    assert distinct.tolist() == sorted(set(given_places.tolist()))
-    assert distinct[which].tolist() == given_places.tolist()
