@@ -12,6 +12,7 @@ from rowferry.stores._device_contract import Device
 from rowferry.stores._devices import device_for
 
 from ._candidates import Needs, kernels_available, make_movers
+from ._chunk_shuffle import ChunkShuffled
 from ._counters import Counters
 from ._ids import Permute
 from ._ranges import ranges_wanted
@@ -23,6 +24,7 @@ from ._staging import Arenas, PinnedPool, default_staging
 from ._timeline import Timeline
 from ._warm import warm
 from ._window import Plan, TorchPlan
+from ._window_in_order import InOrderPlan
 from ._window_on_host import HostPlan
 
 PERMUTE_BLOCKS = 32
@@ -76,8 +78,9 @@ def make_parts(
         total = default_staging(device, source, depth=settings.depth, writable=settings.writable)
     if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
         raise ValueError(f"staging_bytes is {staging_bytes!r}; it must be a positive number of bytes or None")
-    in_order = isinstance(batches, BuiltIn) and not batches.shuffle  # so no row is in two windows, nor twice in one
-    lends = in_order and not settings.writable and not device.asynchronous
+    # No row is in two windows, nor twice in one; and to read rows in their order costs as much as to read them ascending.
+    once = isinstance(batches, ChunkShuffled) or (isinstance(batches, BuiltIn) and not batches.shuffle)
+    lends = once and not settings.writable and not device.asynchronous
     arenas = Arenas(device, source, depth=settings.depth, total=total, writable=settings.writable, lends=lends)
     if batch_size is not None and isinstance(batch_size, int):
         needed = arenas.needed([min(batch_size, table.rows) for table in source.tables])
@@ -91,7 +94,8 @@ def make_parts(
     movers = make_movers(mover, source, device, threads, needs, casts=casts)
     streams, pool = make_streams(device), PinnedPool(device)
     timeline = Timeline(device, counters, device.link_rate(), ranges_wanted())
-    plan, permute, pid = make_plan(device, settings.depth), make_permute(device), os.getpid()
+    plan = InOrderPlan() if arenas.lends else make_plan(device, settings.depth)
+    permute, pid = make_permute(device), os.getpid()
     parts = Parts(source, settings, device, streams, arenas, pool, movers, plan, permute, counters, timeline, pid)
     warm(parts)
     return parts

@@ -1,12 +1,6 @@
-"""Rows shuffled so that chunks stay cheap: chunks in random order, and the rows of a few of them mixed.
+"""``shuffle="chunks"``: which stores' chunks are kept together, how many are mixed, and the batches of that order.
 
-An epoch takes the chunks of a store in the order of a keyed permutation, ``shuffle_chunks`` of them at a time, and gives
-the rows of those in the order of another. So each chunk is read for as long as its group lasts and never again, where a
-plain shuffle reads it anew for every window. The last chunk, if it is smaller, joins a group that the key picks.
-
-Guarantees:
-- Every row once an epoch. The same seed and epoch give the same order on every machine.
-- Memory and time go with a group, not with the store; any batch is sought at no cost.
+The order itself is ``_chunk_order``'s; how its groups are read where the CPU serves them, ``_mixing``'s.
 """
 
 from __future__ import annotations
@@ -19,16 +13,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rowferry.stores import Store
 from rowferry.stores._rows import rows_read_for_a_row
 
 from . import _sampling
+from ._chunk_order import ChunkOrder, Groups, Mixed
 from ._planner import WINDOW_ROWS
 from ._run import Parts
 from ._sampling import BatchSource, StatefulItem
-from ._shuffle import Permutation
 from ._source import Source
 
 logger = logging.getLogger("rowferry")
@@ -43,60 +36,8 @@ Shuffle = bool | Literal["chunks"]
 
 @final
 @dataclass(frozen=True)
-class ChunkOrder:
-    """The order of one epoch.
-
-    Attributes:
-        n: rows.
-        chunk_rows: of a chunk, at least 1.
-        together: chunks in a group, at least 1.
-        seed, epoch: what the order is keyed by.
-    """
-
-    n: int
-    chunk_rows: int
-    together: int
-    seed: int
-    epoch: int
-
-    @property
-    def groups(self) -> int:
-        """Groups of the epoch; at least one where there are rows."""
-        whole = self.n // self.chunk_rows
-        return max(-(-whole // self.together), 1)
-
-    def start(self, group: int) -> int:
-        """The first place of a group, which may be ``groups`` too."""
-        rest = self.n % self.chunk_rows
-        return min(group * self.together * self.chunk_rows, self.n - rest) + (rest if group > self._with_rest() else 0)
-
-    def group_at(self, place: int) -> int:
-        """The group that ``place`` (in ``[0, n)``) is in."""
-        size, odd = self.together * self.chunk_rows, self._with_rest()
-        if place < self.start(odd):
-            return place // size
-        return odd if place < self.start(odd + 1) else (place - self.n % self.chunk_rows) // size
-
-    def rows(self, group: int) -> NDArray[np.int64]:
-        """The rows of a group in their order: a new int64 array."""
-        whole = self.n // self.chunk_rows
-        chunks = np.arange(group * self.together, min((group + 1) * self.together, whole))
-        starts = Permutation(whole, self.seed, self.epoch)(chunks) * self.chunk_rows
-        rows = (starts[:, None] + np.arange(self.chunk_rows)).reshape(-1)
-        if group == self._with_rest():
-            rows = np.concatenate([rows, np.arange(whole * self.chunk_rows, self.n)])
-        # Another key for every group, and none that a whole epoch has.
-        return rows[Permutation(rows.size, self.seed, ((self.epoch + 1) << 64) + group)(np.arange(rows.size))]
-
-    def _with_rest(self) -> int:
-        """The group that has the rows of the last, smaller chunk."""
-        return int(Permutation(self.groups, self.seed, -1 - self.epoch)(np.zeros(1, np.int64))[0])
-
-
-@final
-@dataclass(frozen=True)
 class ChunkShuffled:
-    """A ``BatchSource`` of int64 arrays; seeks to any batch by making one group's order."""
+    """A ``BatchSource`` of ``Mixed`` places; seeks to any batch at no cost."""
 
     n_rows: int
     batch_size: int
@@ -113,21 +54,9 @@ class ChunkShuffled:
         del state
         if skip > len(self):
             raise RuntimeError(f"cannot resume at batch {skip}: an epoch has {len(self)} batches")
-        return self._batches(ChunkOrder(self.n_rows, self.chunk_rows, self.together, self.seed, number), skip)
-
-    def _batches(self, order: ChunkOrder, first: int) -> Iterator[StatefulItem]:
-        group, rows, start = -1, np.empty(0, np.int64), 0
-        for number in range(first, len(self)):
-            place = number * self.batch_size
-            stop = min(place + self.batch_size, self.n_rows)
-            taken = []
-            while place < stop:
-                if place >= start + rows.size or group < 0:
-                    group = order.group_at(place)
-                    rows, start = order.rows(group), order.start(group)
-                taken.append(rows[place - start : stop - start])
-                place += taken[-1].size
-            yield StatefulItem(taken[0].copy() if len(taken) == 1 else np.concatenate(taken))
+        groups = Groups(ChunkOrder(self.n_rows, self.chunk_rows, self.together, self.seed, number))
+        starts = range(skip * self.batch_size, len(self) * self.batch_size, self.batch_size)
+        return (StatefulItem(Mixed(groups, start, min(start + self.batch_size, self.n_rows))) for start in starts)
 
 
 def make_batches(

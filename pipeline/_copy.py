@@ -19,6 +19,7 @@ from rowferry.stores._device_contract import Device, Event
 from rowferry.stores._rows import split_sorted
 
 from ._engine import Host, Task, pause
+from ._mixing import Mixing
 from ._movers import DrainList, FetchList, pick_rows
 from ._runs import are_few, copy_in, copy_out
 from ._staging import power_of_two, typed
@@ -65,6 +66,7 @@ class Copy:
         self._piece_rows = max((CHUNKED_PIECE_BYTES if chunked else PIECE_BYTES) // max(store.row_nbytes, 1), 1)
         size = 2 if chunked else threads + 2  # pieces of chunks are gathered one after the other
         self._rings = {"fetch": _Ring(device, size), "drain": _Ring(device, size)}
+        self._mixing = Mixing(device, store, threads)
 
     def holds(self, *, host_rows: bool) -> torch.dtype:
         del host_rows
@@ -77,6 +79,10 @@ class Copy:
                 copy_in(device, self._bus, wanted.runs, out)
             return
         assert rows is not None
+        if wanted.mixed is not None and not store.any_order():
+            assert self._host is not None
+            yield from self._mixing.fetch(self._host, wanted.mixed, out)
+            return
 
         def bring(span: tuple[int, int]) -> None:
             start, stop = span
@@ -123,7 +129,7 @@ class Copy:
         return total, None
 
     def _spread(self, move: Callable[[tuple[int, int]], None], rows: NDArray[np.int64]) -> Task:
-        """``move`` every piece of ascending ``rows``, side by side where a piece is no chunk's business but its own.
+        """``move`` every piece of ``rows``, side by side where a piece is no chunk's business but its own; else they ascend.
 
         A thread takes a whole piece, because that is one long call; several threads on a piece would spend their time
         handing the GIL around.
@@ -141,9 +147,10 @@ class Copy:
     def rest(self) -> None:
         for ring in self._rings.values():
             ring.release()
+        self._mixing.release()
 
     def held(self) -> int:
-        return sum(ring.nbytes for ring in self._rings.values())
+        return sum(ring.nbytes for ring in self._rings.values()) + self._mixing.nbytes
 
     def _compact(self, stream: Any, listed: DrainList) -> Generator[Any, None, tuple[Tensor, NDArray[np.int64], int]]:
         """Places and rows of the marked rows, rows ascending; the rows on the host."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Event
 
+from ._chunk_order import Mixed
 from ._passage import Passage
 from ._sampling import Positions
 from ._staging import Carved
@@ -41,14 +42,14 @@ class Asked:
 
     Exactly one is set, until the window's fetch is under way: ``host`` (int32 or int64, 1-d, ours: with ``snapshot`` it is
     the part of that from ``start`` on), ``device`` (int64, 1-d, ours, ready on the plan stream), or ``positions`` of a
-    built-in order, not yet evaluated.
+    built-in order or a chunk shuffle, not yet evaluated.
     """
 
     shape: tuple[int, ...]
     count: int
     host: NDArray[Any] | None
     device: Tensor | None = None
-    positions: Positions | None = None
+    positions: Positions | Mixed | None = None
     snapshot: Snapshot | None = None
     start: int = 0
 
@@ -85,6 +86,7 @@ class TableWindow:
         sources: windows that the rest is carried from, as (window, first place, end place), in slot order.
         fetch_rows: the fetched rows on the host, where a mover wants them there.
         runs: all rows of the slot as runs, in the order of their places, when they come from the store and the host knows.
+        mixed: the places of the slot in a chunk shuffle, where its rows lie in that order.
         carved: the slot's columns and marks; set when the slot is claimed.
     """
 
@@ -97,6 +99,7 @@ class TableWindow:
     layout: Layout | None
     fetch_rows: NDArray[np.int64] | None = None
     runs: tuple[tuple[int, int], ...] | None = None
+    mixed: Mixed | None = None
     carved: Carved | None = None
 
     def span(self, batch: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rowferry.stores._device_contract import Device
 
+from ._chunk_order import Mixed
 from ._flight import Asked, Snapshot
 from ._sampling import Positions
 from ._shuffle import Permutation
@@ -80,10 +81,20 @@ def bring_ids(
 ) -> None:
     """All batches' ids into ``out``, one after the other, on ``stream``, which is current."""
     positions = [batch.positions for batch in asked]
-    if all(place is not None for place in positions) and _on_device(device, permute, positions, out):
+    if _on_device(device, permute, positions, out):
         return
     hosts = [_evaluated(batch) for batch in asked]
     buffer = pool.take(sum(host.size for host in hosts if host is not None) * out.element_size())
+    if all(place is not None for place in positions):  # one copy, however small the batches
+        staged, filled = typed(buffer, out.dtype, (out.numel(),)), 0
+        device.host_writes(staged)
+        for host in hosts:
+            if host is not None:
+                staged.numpy()[filled : filled + host.size] = host
+                filled += host.size
+        _bring(device, out, staged)
+        pool.give(buffer, device.record(stream))
+        return
     start = filled = number = 0
     while number < len(asked):
         batch, host = asked[number], hosts[number]
@@ -109,11 +120,11 @@ def _bring(device: Device, out: Tensor, pinned: Tensor) -> None:
         device.copy(out, pinned)
 
 
-def _on_device(device: Device, permute: Permute | None, positions: Sequence[Positions | None], out: Tensor) -> bool:
+def _on_device(device: Device, permute: Permute | None, positions: Sequence[Positions | Mixed | None], out: Tensor) -> bool:
     """Evaluate a built-in order there; False where that is not possible."""
     first, last = positions[0], positions[-1]
-    assert first is not None
-    assert last is not None
+    if not (isinstance(first, Positions) and isinstance(last, Positions) and all(isinstance(p, Positions) for p in positions)):
+        return False
     if first.permutation is None:
         device.launch("order", lambda: torch.arange(first.start, last.stop, out=out), writes=[out])
         return True

@@ -20,6 +20,7 @@ from rowferry.stores._bytes import as_ints
 from rowferry.stores._casts import cast
 from rowferry.stores._device_contract import Device, Event
 
+from ._chunk_order import Mixed
 from ._engine import Host, Task
 from ._runs import Runs, are_few, copy_in, copy_out
 
@@ -84,14 +85,16 @@ class FetchList:
     """Rows of one column that come from the store.
 
     Attributes:
-        rows: ``(k,)``, ascending, on the device.
+        rows: ``(k,)``, ascending but with ``mixed``, on the device.
         host: the same on the host, where a mover of the table wants them there.
         runs: the same as runs, where the host knows them.
+        mixed: the rows are those at these places of a chunk shuffle, in that order.
     """
 
     rows: Tensor
     host: NDArray[np.int64] | None = None
     runs: Runs | None = None
+    mixed: Mixed | None = None
 
 
 @dataclass(frozen=True)

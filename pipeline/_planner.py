@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ._chunk_order import joined
 from ._flight import Request, TableWindow, Window
 from ._ids import bring_ids, id_dtype
 from ._run import Run
@@ -202,6 +203,8 @@ class _Counting:
             part = TableWindow(ends, pair_ends, self._ids[:total], distinct, sizes[0], sources, layout)
             if not sources:
                 part.runs = runs_of((request.asked[self._position] for request in self._requests[:batches]), distinct)
+            if self._run.parts.arenas.lends:
+                part.mixed = joined([request.asked[self._position].positions for request in self._requests[:batches]])
             self._start_host_rows(part, layout)
         return part
 

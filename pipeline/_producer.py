@@ -109,7 +109,7 @@ def _fetch(run: Run, window: Window, position: int, table: TableWindow) -> Task:
     """The rows of one table that come from its stores."""
     if not table.fetched or table.layout is None or table.carved is None:
         return
-    wanted = FetchList(table.layout.rows[: table.fetched], table.fetch_rows, table.runs)
+    wanted = FetchList(table.layout.rows[: table.fetched], table.fetch_rows, table.runs, table.mixed)
     for mover, column, out in zip(
         run.parts.movers[position], run.parts.source.tables[position].columns, table.carved.columns, strict=True
     ):

@@ -14,6 +14,7 @@ from torch import Tensor
 from rowferry.stores._device_contract import Device
 from rowferry.stores._rows import check_index
 
+from ._chunk_order import Mixed
 from ._containers import map_leaves
 from ._flight import Asked, Request
 from ._ids import Snapshots
@@ -131,7 +132,7 @@ class Requests:
         """
         number, self._number = self._number, self._number + 1
         item = entry.item
-        if isinstance(item, Positions):
+        if isinstance(item, Positions | Mixed):
             return Request(number, None, (Asked((len(item),), len(item), None, positions=item),), entry.state)
         asked = self._asked(ids, number)
         pinned: list[Tensor] = []

@@ -12,6 +12,7 @@ from torch import Tensor
 from rowferry.stores._device_contract import Device
 
 from ._flight import Asked
+from ._sampling import Positions
 
 Runs = tuple[tuple[int, int], ...]
 """First row and end of each run, ascending and apart."""
@@ -43,8 +44,9 @@ def runs_of(asked: Iterable[Asked], distinct: int) -> Runs | None:
 
 def _span(asked: Asked) -> tuple[int, int] | None:
     """Bounds of a batch that looks like a range; all its rows lie in them."""
-    if asked.positions is not None:
-        return (asked.positions.start, asked.positions.stop) if asked.positions.permutation is None else None
+    places = asked.positions
+    if isinstance(places, Positions) and places.permutation is None:
+        return places.start, places.stop
     if asked.host is None:
         return None
     first, last = int(asked.host[0]), int(asked.host[-1])

@@ -55,7 +55,8 @@ class Arenas:
     again; where ``lends``, for as long as somebody has it, for each window then has an arena of its own.
 
     Attributes:
-        lends: batches may be parts of an arena that the user has from then on.
+        lends: batches are parts of an arena that the user has from then on: no row is in two windows, nor twice in one,
+            and windows are laid out in the order asked for.
     """
 
     def __init__(self, device: Device, source: Source, *, depth: int, total: int, writable: bool, lends: bool = False) -> None:

@@ -75,6 +75,9 @@ class ArrayStore(Store):
     def identity(self) -> Hashable:
         return self._identity
 
+    def any_order(self) -> bool:
+        return True
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._held().gather(rows, out)
 

@@ -33,6 +33,8 @@ GAP = 3  # pages between two runs that are fetched with them: a disk reads them 
 LONGEST = 32  # pages asked for in one piece: of a longer one Linux fetches what the disk takes at once, and leaves out the rest
 SAMPLE = 32  # runs of pages looked at to tell whether all are in memory; asking for fewer costs as little as looking
 
+_CLOSE = 8  # pages that ranges may be spread over for each of them, for counts to be cheaper than sorting
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -67,6 +69,7 @@ class Arena:
             raise ValueError(f"stride is {stride}; it must be whole pages of {PAGE} bytes")
         self.stride = stride
         self._nbytes = slots * stride
+        self._used = bytearray(slots)
         self._address = _map(None, self._nbytes, _PROT_NONE, _NOTHING, -1)
         self._unmap = weakref.finalize(self, _libc.munmap, self._address, self._nbytes)
         self._unmap.atexit = False  # threads may be reading still, and the process is at its end
@@ -77,13 +80,17 @@ class Arena:
 
     def place(self, slot: int, fd: int, nbytes: int) -> None:
         """Map the first ``nbytes`` bytes (at least one) of an open file, which may be closed afterwards."""
+        self._used[slot] = 1
         start = self._address + slot * self.stride
         _map(start, nbytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd)
         _libc.madvise(start, nbytes, mmap.MADV_RANDOM)  # what is needed is asked for; a fault should not read more
 
     def clear(self, slot: int) -> None:
-        """Take a file out."""
+        """Take a file out, if there is one."""
+        if not self._used[slot]:
+            return
         _map(self._address + slot * self.stride, self.stride, _PROT_NONE, _NOTHING | _MAP_FIXED, -1)
+        self._used[slot] = 0
 
     def forget(self) -> None:
         """Nothing of the files counts as resident any more; the page cache keeps them."""
@@ -131,6 +138,8 @@ def page_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int = 0)
     Runs with at most ``gap`` pages between them become one. Pure.
     """
     first, last = starts // PAGE, (stops - 1) // PAGE
+    if first.size and int(last.max()) - int(first.min()) < _CLOSE * first.size:
+        return _marked_runs(first, last, gap)
     if not bool(np.all(first[1:] >= first[:-1])):
         order = np.argsort(first)
         first, last = first[order], last[order]
@@ -139,6 +148,18 @@ def page_runs(starts: NDArray[np.int64], stops: NDArray[np.int64], gap: int = 0)
     begins = np.flatnonzero(new)
     ends = reach[np.append(begins[1:], first.size) - 1] if first.size else reach
     return first[begins], ends - first[begins] + 1
+
+
+def _marked_runs(first: NDArray[np.int64], last: NDArray[np.int64], gap: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """``page_runs`` of pages that are close together, by a count of ranges for each page: no sorting."""
+    low = int(first.min())
+    size = int(last.max()) - low + 2
+    open_ = np.cumsum(np.bincount(first - low, minlength=size) - np.bincount(last - low + 1, minlength=size))
+    edges = np.flatnonzero(np.diff(open_ > 0, prepend=False))  # a run begins at every other one, and ends at the next
+    begins, ends = edges[::2], edges[1::2]
+    apart = begins[1:] - ends[:-1] > gap
+    begins, ends = begins[np.concatenate(([True], apart))], ends[np.concatenate((apart, [True]))]
+    return begins + low, ends - begins
 
 
 def cut_runs(first: NDArray[np.int64], pages: NDArray[np.int64], most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -129,6 +129,9 @@ class PinnedStore(Store):
     def identity(self) -> Hashable:
         return identity_of(self._held())
 
+    def any_order(self) -> bool:
+        return True
+
     def _gather(self, rows: NDArray[np.int64], out: Tensor) -> None:
         gather_rows(self._held(), rows, out)
 

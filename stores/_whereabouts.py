@@ -37,3 +37,7 @@ class Whereabouts:
     def resident(self) -> bool:
         """Whether rows can be read without waiting for a disk, as of now: what a pipeline on the CPU reads where it lies."""
         return True
+
+    def any_order(self) -> bool:
+        """Whether rows in any order are read about as fast as the same rows ascending, as of now."""
+        return False

@@ -146,6 +146,9 @@ class ZarrStore(Store):
     def identity(self) -> Hashable:
         return self._source.identity
 
+    def any_order(self) -> bool:
+        return self._reading.any_order
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._require_same_process()
         if not out.numel():

@@ -61,7 +61,7 @@ class Folder:
 
     def __init__(self, root: Path, nbytes: int, unit: int, most: int) -> None:
         """For files of at most ``nbytes`` bytes; they start at whole multiples of ``unit`` where addresses last."""
-        self._root = root
+        self._root = os.fspath(root)
         stride = whole_pages(nbytes, unit)
         if stride * min(most, 64) > MOST_ADDRESSES:
             stride = whole_pages(nbytes)
@@ -73,13 +73,13 @@ class Folder:
 
     def place(self, slot: int, key: str) -> tuple[int, int] | None:
         try:
-            fd = os.open(self._root / key, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self._root, key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
             nbytes = os.fstat(fd).st_size
             if nbytes > self._arena.stride:
-                raise Unmappable(f"{self._root / key} has {nbytes:,} bytes, more than its chunks need")
+                raise Unmappable(f"{self._root}/{key} has {nbytes:,} bytes, more than its chunks need")
             if nbytes:
                 self._arena.place(slot, fd, nbytes)
         finally:

@@ -20,6 +20,7 @@ from ._select import Box, Selection
 from ._zarr_files import ChunkFiles, Medium
 from ._zarr_layout import RawLayout
 
+_CLOSE = 8  # places that numbers may be spread over for each of them, for marks to be cheaper than sorting
 _WIDEST_RECORD = 1 << 20  # as in _bytes: wider rows are copied as fast in two dimensions
 
 
@@ -60,6 +61,11 @@ class RangeReader:
         self._phase = index.nbytes % self._row_nbytes if index is not None and index.at_start else 0
         self._records = self._as_records(self._files.memory[self._phase :]) if layout.plain and selection.whole else None
         self._parts = parts_of(layout, selection)
+
+    @property
+    def whole(self) -> bool:
+        """Rows lie on disk as in memory, so that many are read by one call, in any order."""
+        return self._records is not None
 
     def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
@@ -206,11 +212,11 @@ def keys_of(array: zarr.Array[Any], layout: RawLayout) -> Callable[[int], str]:
     """What gives the key of a file by its number: those of one place along the rows follow one another, in C order."""
     metadata: Any = array.metadata
     prefix = f"{array.path}/" if array.path else ""
-    grid = layout.file_grid
+    grid, columns = layout.file_grid, math.prod(layout.file_grid)
 
     def key(file: int) -> str:
-        place, column = divmod(file, math.prod(grid))
-        along = tuple(map(int, np.unravel_index(column, grid))) if grid else ()
+        place, column = divmod(file, columns)
+        along = tuple(map(int, np.unravel_index(column, grid))) if columns > 1 else (0,) * len(grid)
         return prefix + str(metadata.encode_chunk_key((place, *along)))
 
     return key
@@ -252,4 +258,9 @@ def distinct_places(places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArr
     if bool(np.all(places[1:] >= places[:-1])):
         new = np.concatenate(([True], places[1:] != places[:-1]))
         return places[new], np.cumsum(new) - 1
-    return np.unique(places, return_inverse=True)
+    low, high = int(places.min()), int(places.max())
+    if high - low > _CLOSE * places.size:
+        return np.unique(places, return_inverse=True)
+    there = np.zeros(high - low + 1, np.bool_)  # close together: a mark each costs less than to sort them
+    there[places - low] = True
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[places - low]

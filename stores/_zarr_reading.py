@@ -67,6 +67,11 @@ class Reading:
         self.by_ranges = ranges is not None
         self._reader = ranges if ranges is not None else self._decoded()
 
+    @property
+    def any_order(self) -> bool:
+        """Whether rows in any order are read as fast as ascending ones."""
+        return isinstance(self._reader, RangeReader) and self._reader.whole
+
     def gather(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
         """See ``RangeReader.gather``."""
         try:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import rowferry as rf
 from rowferry.pipeline import _chunk_shuffle
-from rowferry.pipeline._chunk_shuffle import ChunkOrder, chunk_rows, default_together
+from rowferry.pipeline._chunk_order import ChunkOrder, Groups, Mixed
+from rowferry.pipeline._chunk_shuffle import chunk_rows, default_together
 from rowferry.stores import ArrayStore, as_store
 
 ROWS = 1000
@@ -49,7 +50,9 @@ def test_an_order_has_every_row_once_and_each_chunk_in_one_group(
     n: int, chunk: int, together: int, seed: int, number: int
 ) -> None:
     order = ChunkOrder(n, chunk, together, seed, number)
-    groups = [order.rows(group) for group in range(order.groups)]
+    made = [order.group(number) for number in range(order.groups)]
+    assert all(np.array_equal(group.rows, np.sort(group.rows)) for group in made)
+    groups = [group.rows[group.places] for group in made]
     assert sorted(np.concatenate(groups).tolist()) == list(range(n))
     starts = np.cumsum([0, *(group.size for group in groups)])
     assert starts.tolist() == [order.start(group) for group in range(order.groups + 1)]
@@ -71,6 +74,11 @@ def test_an_epoch_gives_every_row_once_in_batches_that_mix_a_few_chunks(path: Pa
         assert max(touched) <= 9  # two groups of four, and the rest
         assert all(batch != sorted(batch) for batch in batches)
     assert first != second
+
+
+def test_the_order_stays_what_it_was() -> None:
+    order = Mixed(Groups(ChunkOrder(n=20, chunk_rows=3, together=2, seed=5, epoch=1)), 0, 20)
+    assert order.rows().tolist() == [19, 12, 1, 13, 18, 2, 14, 0, 15, 17, 5, 3, 16, 4, 8, 10, 9, 7, 6, 11]
 
 
 def test_the_order_is_the_seeds_and_the_epochs(path: Path) -> None:
@@ -123,7 +131,7 @@ def test_each_chunk_is_decoded_once_an_epoch(path: Path, monkeypatch: pytest.Mon
 
 def test_ten_billion_rows_are_shuffled_at_once_and_in_little_memory() -> None:
     order = ChunkOrder(10**10 + 7, 1000, 64, 0, 3)
-    rows = order.rows(order.group_at(10**9))
+    rows = order.group(order.group_at(10**9)).rows
     assert 64_000 <= rows.size <= 64_007
     assert np.unique(rows // 1000).size in (64, 65)
 

@@ -17,14 +17,22 @@ from rowferry.stores import ZarrStore, _zarr_files
 from rowferry.stores._pages import PAGE, Arena, cut_runs, page_runs, resident_file_bytes, whole_pages
 
 
-@given(st.lists(st.tuples(st.integers(0, 40 * PAGE), st.integers(1, 3 * PAGE)), max_size=30))
-def test_runs_hold_every_page_of_the_ranges_once_and_no_other(ranges: list[tuple[int, int]]) -> None:
-    starts = np.array([start for start, _ in ranges], np.int64)
+@given(st.lists(st.tuples(st.integers(0, 40 * PAGE), st.integers(1, 3 * PAGE)), max_size=30), st.sampled_from([1, 100]))
+def test_runs_hold_every_page_of_the_ranges_once_and_no_other(ranges: list[tuple[int, int]], far: int) -> None:
+    starts = np.array([start * far for start, _ in ranges], np.int64)
     stops = starts + np.array([size for _, size in ranges], np.int64)
     first, pages = page_runs(starts, stops)
     found = [page for start, count in zip(first.tolist(), pages.tolist(), strict=True) for page in range(start, start + count)]
     assert found == sorted({page for a, b in zip(starts, stops, strict=True) for page in range(a // PAGE, (b - 1) // PAGE + 1)})
     assert bool(np.all(first[1:] > first[:-1] + pages[:-1]))
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=60), st.integers(0, 9))
+def test_runs_are_the_same_whether_pages_are_counted_or_sorted(pages: list[int], gap: int) -> None:
+    starts = np.array(pages, np.int64) * PAGE
+    far = np.append(starts, 10**6 * PAGE)  # so far away that the pages are sorted
+    near, apart = page_runs(starts, starts + PAGE + 1, gap), page_runs(far, far + PAGE + 1, gap)
+    assert [each.tolist() for each in near] == [each[:-1].tolist() for each in apart]
 
 
 def test_runs_with_small_gaps_become_one() -> None:
