@@ -5,7 +5,7 @@ A built-in order is not uploaded where the device can evaluate it: its places ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -83,31 +83,21 @@ def bring_ids(
     positions = [batch.positions for batch in asked]
     if _on_device(device, permute, positions, out):
         return
-    hosts = [_evaluated(batch) for batch in asked]
-    buffer = pool.take(sum(host.size for host in hosts if host is not None) * out.element_size())
-    if all(place is not None for place in positions):  # one copy, however small the batches
-        staged, filled = typed(buffer, out.dtype, (out.numel(),)), 0
-        device.host_writes(staged)
-        for host in hosts:
-            if host is not None:
-                staged.numpy()[filled : filled + host.size] = host
-                filled += host.size
-        _bring(device, out, staged)
-        pool.give(buffer, device.record(stream))
-        return
+    buffer = pool.take(sum(batch.count for batch in asked if batch.positions is not None) * out.element_size())
     start = filled = number = 0
     while number < len(asked):
-        batch, host = asked[number], hosts[number]
-        together = 1
+        batch, together = asked[number], 1
         if batch.snapshot is not None:
             together, ids = _joined(asked, number)
             _bring(device, out[start : start + ids.numel()], ids)
-        elif host is not None:
-            staged = typed(buffer[filled:], out.dtype, (host.size,))
+        elif batch.positions is not None:
+            rows = list(_evaluated(asked[number:]))
+            together, count = len(rows), sum(each.size for each in rows)
+            staged = typed(buffer[filled:], out.dtype, (count,))
             device.host_writes(staged)
-            staged.numpy()[:] = host
-            filled += host.size * out.element_size()
-            _bring(device, out[start : start + host.size], staged)
+            np.concatenate(rows, out=staged.numpy(), casting="same_kind")
+            filled += staged.nbytes
+            _bring(device, out[start : start + count], staged)
         elif batch.device is not None and batch.count:
             _copy(device, out[start : start + batch.count], batch.device)
         start += sum(one.count for one in asked[number : number + together])
@@ -146,8 +136,12 @@ def _joined(asked: Sequence[Asked], first: int) -> tuple[int, Tensor]:
     return number - first, snapshot.ids[start:stop]
 
 
-def _evaluated(asked: Asked) -> NDArray[np.int64] | None:
-    return asked.positions.rows() if asked.positions is not None else None
+def _evaluated(asked: Sequence[Asked]) -> Iterator[NDArray[np.int64]]:
+    """The rows of each batch, up to the first that has no positions."""
+    for batch in asked:
+        if batch.positions is None:
+            return
+        yield batch.positions.rows()
 
 
 def _copy(device: Device, out: Tensor, rows: Tensor) -> None:
