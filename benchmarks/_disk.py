@@ -74,6 +74,19 @@ def bytes_from_disk() -> int:
     return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])
 
 
+def disk_busy_seconds(path: Path) -> float:
+    """How long the disk that ``path`` is on has had a request to work on so far (what iostat calls utilization).
+
+    Raises:
+        RuntimeError: the file system is on no block device of its own, so that nobody counts.
+    """
+    device = path.stat().st_dev
+    counters = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    if not counters.exists():
+        raise RuntimeError(f"{path} is on no block device whose use the system counts; give a --folder on a disk")
+    return int(counters.read_text().split()[9]) / 1e3  # io_ticks, milliseconds: Documentation/block/stat.rst of Linux
+
+
 def make_warm(path: Path) -> None:
     """Read the file once from end to end."""
     with path.open("rb", buffering=0) as file:

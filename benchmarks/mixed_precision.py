@@ -50,18 +50,18 @@ def parsed() -> argparse.Namespace:
     add(
         "--memory-gb",
         type=float,
-        default=16,
+        default=80,
         help="the largest batch is that within so many GB of 1e9 bytes, or all there is if less",
     )
     add("--no-search", action="store_true", help="do not look for the largest batch; it needs a GPU")
     add("--data", type=Path, help="folder of CIFAR-100's binary version; default: synthetic images")
     add("--images", type=int, default=10_240, help="training images, at most")
-    add("--size", type=int, default=32, help="pixels a side that images are resized to")
+    add("--size", type=int, default=64, help="pixels a side that images are resized to")
     add("--image-batch", type=int, default=256)
     add("--width", type=int, default=64, help="channels of the first stage")
-    add("--text", type=Path, help="file of text; default: the language reference that Python brings")
-    add("--text-bytes", type=int, default=1_500_000, help="bytes of it, at most")
-    add("--text-batch", type=int, default=32)
+    add("--text", type=Path, help="file of text; default: the sources of Python's standard library")
+    add("--text-bytes", type=int, default=4_000_000, help="bytes of it, at most")
+    add("--text-batch", type=int, default=256)
     add("--length", type=int, default=128, help="bytes in a window")
     add("--hidden", type=int, default=1024)
     add("--layers", type=int, default=2)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from ._shuffle import Permutation
 
-_REMEMBERED = 2  # groups: a window ends in one and the next begins there
+_AHEAD = 4  # groups that are made ahead of use
+_REMEMBERED = _AHEAD + 1  # a window ends in one and the next begins there
 
 
 @final
@@ -101,7 +102,7 @@ class ChunkOrder:
 
 @final
 class Groups:
-    """The groups of one epoch, the last few remembered. One thread at a time."""
+    """The groups of one epoch, the last few remembered. One thread at a time, though not always the same."""
 
     def __init__(self, order: ChunkOrder) -> None:
         self.order = order
@@ -136,6 +137,15 @@ class Mixed:
             begin, end = order.start(number), min(order.start(number + 1), self.stop)
             yield number, self.groups[number], slice(place - begin, end - begin)
             place = end
+
+    def after(self, most: int) -> Mixed:
+        """The places after these: as many, at most ``most``, of a few groups, and none past the end."""
+        order = self.groups.order
+        stop = min(self.stop + min(len(self), most), order.n)
+        if self.stop < stop:
+            last = min(order.group_at(self.stop) + _AHEAD, order.groups)
+            stop = min(stop, order.start(last) if last < order.groups else order.n)
+        return Mixed(self.groups, self.stop, stop)
 
     def rows(self) -> NDArray[np.int64]:
         """The row numbers: int64, ``(len(self),)``, a new array at each call."""

@@ -27,6 +27,8 @@ from ._staging import power_of_two, typed
 PIECE_BYTES = 16 << 20  # a thread's call: measured on 16 cores, pieces of 1 / 4 / 16 MiB gather 5 / 17 / 30 GB/s
 CHUNKED_PIECE_BYTES = 64 << 20  # chunks are decoded once a call, so calls are long
 
+AHEAD_BYTES = 64 << 20  # of the next window's rows, that a store is told of while this one's are copied
+
 
 @final
 class Copy:
@@ -67,6 +69,7 @@ class Copy:
         size = 2 if chunked else threads + 2  # pieces of chunks are gathered one after the other
         self._rings = {"fetch": _Ring(device, size), "drain": _Ring(device, size)}
         self._mixing = Mixing(device, store, threads)
+        self._reached = 0  # the row after the last window that was a run
 
     def holds(self, *, host_rows: bool) -> torch.dtype:
         del host_rows
@@ -102,7 +105,7 @@ class Copy:
                     device.copy(out[start:stop], piece)
                     slot.event = device.record(stream)
 
-        yield from self._spread(bring, rows)
+        yield from self._spread(bring, rows, self._ahead(wanted))
 
     def drain(self, stream: Any, listed: DrainList) -> Generator[Any, None, tuple[int | None, Event | None]]:
         device, store, ring = self._device, self._store, self._rings["drain"]
@@ -128,16 +131,34 @@ class Copy:
         yield from self._spread(send, rows)
         return total, None
 
-    def _spread(self, move: Callable[[tuple[int, int]], None], rows: NDArray[np.int64]) -> Task:
+    def _ahead(self, wanted: FetchList) -> Callable[[], None] | None:
+        """What tells the store which rows come next, where windows follow each other in an order that is known."""
+        store, most = self._store, max(AHEAD_BYTES // max(self._store.row_nbytes, 1), 1)
+        if wanted.mixed is not None:
+            after = wanted.mixed.after(most)
+            return (lambda: store.expect(after.rows())) if len(after) else None
+        if wanted.runs is None or len(wanted.runs) != 1:
+            return None
+        [(start, stop)] = wanted.runs
+        follows, self._reached = start == self._reached, stop
+        last = min(stop + min(stop - start, most), len(store))
+        return (lambda: store.expect(np.arange(stop, last))) if follows and stop < last else None
+
+    def _spread(
+        self, move: Callable[[tuple[int, int]], None], rows: NDArray[np.int64], beside: Callable[[], None] | None = None
+    ) -> Task:
         """``move`` every piece of ``rows``, side by side where a piece is no chunk's business but its own; else they ascend.
 
         A thread takes a whole piece, because that is one long call; several threads on a piece would spend their time
-        handing the GIL around.
+        handing the GIL around. ``beside`` is called first.
         """
         assert self._host is not None
         together = self._threads if self._store.chunk_rows == 1 else 1
         pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
         while some := list(itertools.islice(pieces, 4 * together if together > 1 else 1)):
+            if beside is not None:
+                beside()
+                beside = None
             self._host.spread(move, some, most=together)
             yield pause
 

@@ -101,6 +101,8 @@ class Arena:
 
         Returns when all are on their way, which for a full disk queue is when most have come.
         """
+        if starts.size > SAMPLE and int((stops - starts).sum()) <= starts.size * PAGE and self._seem_resident(starts // PAGE):
+            return  # so many small ranges are cheaper to sample than to bring into order
         first, pages = page_runs(starts, stops, GAP)
         first, pages = cut_runs(first, pages, LONGEST)  # before the sample: a long run counts by its length in it
         if first.size > SAMPLE and self._seem_resident(first):

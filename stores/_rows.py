@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from ._records import as_slice as as_slice
 
+_CLOSE = 8  # places that numbers may be spread over for each of them, for marks to be cheaper than sorting
+
 
 def check_index(index: Any, n: int, name: str, *, negative: bool = True) -> tuple[NDArray[np.int64], tuple[int, ...]]:
     """The rows that ``index`` names in a table of ``n`` rows, and the index's shape.
@@ -146,3 +148,16 @@ def rows_read_for_a_row(n: int, chunk_rows: int, window: int) -> float:
 def contiguous(rows: NDArray[np.int64]) -> bool:
     """Whether ascending distinct ``rows`` are one range."""
     return bool(rows.size) and int(rows[-1]) - int(rows[0]) + 1 == rows.size
+
+
+def distinct_places(places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct places, ascending, and which of them each is."""
+    if bool(np.all(places[1:] >= places[:-1])):
+        new = np.concatenate(([True], places[1:] != places[:-1]))
+        return places[new], np.cumsum(new) - 1
+    low, high = int(places.min()), int(places.max())
+    if high - low > _CLOSE * places.size:
+        return np.unique(places, return_inverse=True)
+    there = np.zeros(high - low + 1, np.bool_)  # close together: a mark each costs less than to sort them
+    there[places - low] = True
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[places - low]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ._commit import Durable
 
@@ -41,3 +43,10 @@ class Whereabouts:
     def any_order(self) -> bool:
         """Whether rows in any order are read about as fast as the same rows ascending, as of now."""
         return False
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """These rows (in range) will most likely be asked for soon: have a disk fetch them meanwhile. Any thread.
+
+        A hint: it returns soon, raises nothing that reading the rows would not, and may do nothing.
+        """
+        del rows

@@ -149,6 +149,10 @@ class ZarrStore(Store):
     def any_order(self) -> bool:
         return self._reading.any_order
 
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        if rows.size:
+            self._reading.expect(rows)
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._require_same_process()
         if not out.numel():

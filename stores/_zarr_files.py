@@ -45,6 +45,10 @@ class Medium(Protocol):
     memory: NDArray[np.uint8]
     capacity: int
 
+    @property
+    def root(self) -> str | None:
+        """The folder whose files these are, by their keys; None where they are none."""
+
     def place(self, slot: int, key: str) -> tuple[int, int] | None:
         """Bring a file into ``memory``: where it starts and its bytes; None when there is none."""
 
@@ -61,7 +65,7 @@ class Folder:
 
     def __init__(self, root: Path, nbytes: int, unit: int, most: int) -> None:
         """For files of at most ``nbytes`` bytes; they start at whole multiples of ``unit`` where addresses last."""
-        self._root = os.fspath(root)
+        self.root = os.fspath(root)
         stride = whole_pages(nbytes, unit)
         if stride * min(most, 64) > MOST_ADDRESSES:
             stride = whole_pages(nbytes)
@@ -73,13 +77,13 @@ class Folder:
 
     def place(self, slot: int, key: str) -> tuple[int, int] | None:
         try:
-            fd = os.open(os.path.join(self._root, key), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.root, key), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:
             nbytes = os.fstat(fd).st_size
             if nbytes > self._arena.stride:
-                raise Unmappable(f"{self._root}/{key} has {nbytes:,} bytes, more than its chunks need")
+                raise Unmappable(f"{self.root}/{key} has {nbytes:,} bytes, more than its chunks need")
             if nbytes:
                 self._arena.place(slot, fd, nbytes)
         finally:
@@ -105,6 +109,8 @@ class Folder:
 @final
 class Zip:
     """Stored members of a zip file, which is mapped whole."""
+
+    root: str | None = None
 
     def __init__(self, path: Path, most: int) -> None:
         self.capacity = max(min(most, MOST_FILES), 1)
@@ -191,28 +197,38 @@ class ChunkFiles:
                     self._used[slot] = -1  # taken before any other
 
     def _take(self, files: list[int]) -> NDArray[np.int64]:
+        slots, missing, idle = self._found(files)
+        while idle.size < missing.size:  # nothing is held meanwhile: of threads that wait, each could hold what others need
+            self._changed.wait()
+            slots, missing, idle = self._found(files)
         self._time += 1
-        slots = np.array([self._slots.get(file, -1) for file in files], np.int64)
-        missing = np.flatnonzero(slots < 0)
         known = slots[slots >= 0]
         self._holds[known] += 1
         taken: list[int] = []
         try:
-            if missing.size:
-                self._changed.wait_for(lambda: np.count_nonzero(self._holds == 0) >= missing.size)
-                free = np.flatnonzero(self._holds == 0)
-                free = free[np.argsort(self._used[free], kind="stable")]
-                for place, slot in zip(missing.tolist(), free.tolist(), strict=False):
-                    if self._open(files[place], slot):
-                        slots[place] = slot
-                        self._holds[slot] += 1
-                        taken.append(slot)
+            for place, slot in zip(missing.tolist(), idle.tolist(), strict=False):
+                if self._open(files[place], slot):
+                    slots[place] = slot
+                    self._holds[slot] += 1
+                    taken.append(slot)
         except BaseException:
             self._holds[known] -= 1
             self._holds[taken] -= 1
+            self._changed.notify_all()
             raise
         self._used[slots[slots >= 0]] = self._time
         return slots
+
+    def _found(self, files: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The slots of files, -1 for one that has none; places of those; slots for them, the longest unused first."""
+        slots = np.array([self._slots.get(file, -1) for file in files], np.int64)
+        missing = np.flatnonzero(slots < 0)
+        if not missing.size:
+            return slots, missing, missing
+        free = self._holds == 0
+        free[slots[slots >= 0]] = False
+        idle = np.flatnonzero(free)
+        return slots, missing, idle[np.argsort(self._used[idle], kind="stable")]
 
     def _open(self, file: int, slot: int) -> bool:
         self._slots.pop(int(self._files[slot]), None)

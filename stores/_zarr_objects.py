@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ._byte_ranges import Records
 from ._remote import Head, RemoteObjects
-from ._rows import ascending, pieces
+from ._rows import ascending, distinct_places, pieces
 from ._select import Selection
 from ._zarr_files import MOST_INDEX_BYTES
 from ._zarr_layout import RawLayout, chunk_places
-from ._zarr_ranges import Part, distinct_places, extent_of, keys_of, missing_chunk, parts_of
+from ._zarr_ranges import Part, extent_of, keys_of, missing_chunk, parts_of
 
 FETCH_BYTES = 64 << 20  # of parts of rows that are held at a time before what was selected of them is copied
 

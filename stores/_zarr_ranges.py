@@ -1,6 +1,7 @@
 """Rows of an uncompressed zarr array, by their byte ranges: nothing is decoded and no other row is touched.
 
-Whole rows that lie on disk as in memory are read by one NumPy call for thousands of files, straight into the output.
+Whole rows that lie on disk as in memory are read by one NumPy call for thousands of files, straight into the output; long
+runs of them by one call of the system each.
 Others (chunks split along a row, a part of each row, Fortran order, foreign byte order) take a call a chunk.
 """
 
@@ -15,12 +16,12 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from ._rows import as_slice, ascending, is_ascending, spans_of
+from ._rows import as_slice, ascending, distinct_places, is_ascending, spans_of
 from ._select import Box, Selection
 from ._zarr_files import ChunkFiles, Medium
 from ._zarr_layout import RawLayout
+from ._zarr_runs import RunReader
 
-_CLOSE = 8  # places that numbers may be spread over for each of them, for marks to be cheaper than sorting
 _WIDEST_RECORD = 1 << 20  # as in _bytes: wider rows are copied as fast in two dimensions
 
 
@@ -60,6 +61,7 @@ class RangeReader:
         # All whole rows of all files are the records of one array, since files and chunks start at whole records.
         self._phase = index.nbytes % self._row_nbytes if index is not None and index.at_start else 0
         self._records = self._as_records(self._files.memory[self._phase :]) if layout.plain and selection.whole else None
+        self._runs = self._run_reader(medium.root)
         self._parts = parts_of(layout, selection)
 
     @property
@@ -87,26 +89,35 @@ class RangeReader:
             FileNotFoundError: strict, and a chunk's file is missing. OSError: a file is cut off, or broken.
             Unmappable: the rows must be read in another way.
         """
+        if self._runs is None or not self._runs.gather(rows, target.reshape(-1).view(np.uint8)):
+            self._gather_mapped(rows, target)
+
+    def _gather_mapped(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
         records = self._records
         files, which = distinct_places(rows // self._layout.outer[0])
         if records is not None and files.size <= self._files.most:
             if not self._gather_records(rows, files, which, self._as_records(target.reshape(-1).view(np.uint8))):
                 self._records = None  # some other program's shards: chunks start anywhere
-                self.gather(rows, target)
+                self._gather_mapped(rows, target)
         elif not is_ascending(rows):
             distinct, inverse = ascending(rows)
             found = np.empty((distinct.size, *target.shape[1:]), target.dtype)
-            self.gather(distinct, found)
+            self._gather_mapped(distinct, found)
             assert inverse is not None
             np.take(found, inverse, axis=0, out=target, mode="clip")
         elif records is not None:
             for start, stop in spans_of(which, self._files.most):
-                self.gather(rows[start:stop], target[start:stop])
+                self._gather_mapped(rows[start:stop], target[start:stop])
         else:
             whole = target.reshape(len(rows), *self._selection.lengths)
             for column, parts in self._parts.items():
                 for start, stop in spans_of(which, self._files.most):
                     self._gather_parts(rows[start:stop], column, parts, whole[start:stop])
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """Have the disk fetch the files that many of these rows (at least one) lie in."""
+        if self._runs is not None:
+            self._runs.expect(rows)
 
     # ---- whole rows --------------------------------------------------------------------------------------------
 
@@ -135,9 +146,19 @@ class RangeReader:
             else:
                 np.take(records_of_all, records, axis=0, out=out, mode="clip")  # any other mode fills a buffer first
         if not whole:
-            fill = np.full(self._layout.shape[1:], self._layout.fill, self._layout.stored)
-            out[~there] = self._as_records(fill.reshape(-1).view(np.uint8))
+            out[~there] = self._as_records(self._fill_row())
         return True
+
+    def _run_reader(self, root: str | None) -> RunReader | None:
+        """For files of a folder that are a chunk each, of whole rows."""
+        layout = self._layout
+        if root is None or self._records is None or layout.index is not None:
+            return None
+        return RunReader(root, layout, self._key_of, None if self._strict else self._fill_row(), self._name)
+
+    def _fill_row(self) -> NDArray[np.uint8]:
+        layout = self._layout
+        return np.full(layout.shape[1:], layout.fill, layout.stored).reshape(-1).view(np.uint8)
 
     def _as_records(self, memory: NDArray[np.uint8]) -> NDArray[Any]:
         """Bytes as rows, an opaque element each; a rest is left out."""
@@ -251,16 +272,3 @@ def extent_of(layout: RawLayout, inside: Box) -> tuple[int, int]:
         last += (part.start + (part.stop - 1 - part.start) // part.step * part.step) * step
         step *= n
     return first, last + layout.stored.itemsize
-
-
-def distinct_places(places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Distinct places, ascending, and which of them each is."""
-    if bool(np.all(places[1:] >= places[:-1])):
-        new = np.concatenate(([True], places[1:] != places[:-1]))
-        return places[new], np.cumsum(new) - 1
-    low, high = int(places.min()), int(places.max())
-    if high - low > _CLOSE * places.size:
-        return np.unique(places, return_inverse=True)
-    there = np.zeros(high - low + 1, np.bool_)  # close together: a mark each costs less than to sort them
-    there[places - low] = True
-    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[places - low]

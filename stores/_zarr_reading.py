@@ -81,6 +81,12 @@ class Reading:
             self._reader, self.by_ranges = self._decoded(), False
             self._reader.gather(rows, target)
 
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """See ``Store.expect``."""
+        reader = self._reader
+        if isinstance(reader, RangeReader):
+            reader.expect(rows)
+
     def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
         self._reader.invalidate(places)

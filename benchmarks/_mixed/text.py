@@ -6,7 +6,8 @@ that an eighth of the bytes cross.
 
 from __future__ import annotations
 
-import pydoc_data.topics
+import itertools
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,17 @@ import rowferry as rf
 CELLS: dict[str, type[nn.RNN] | type[nn.GRU] | type[nn.LSTM]] = {"elman": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 SYMBOLS = 256
 TEST_SHARE = 10  # one in so many bytes, the last ones
+NOT_THE_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 def write(folder: Path, path: Path | None, most: int, length: int) -> str:
-    """Write ``{train,test}-text.npy`` and say what is in them: ``path``, or the language reference that Python brings.
+    """Write ``{train,test}-text.npy`` and say what is in them: ``path``, or the sources of Python's standard library.
 
     Raises:
         ValueError: the text is too short for a window in each part.
     """
-    said = "the language reference in Python's own pydoc_data.topics (real text)" if path is None else str(path)
-    text = "\n".join(pydoc_data.topics.topics.values()).encode() if path is None else path.read_bytes()
+    said = "the sources of Python's own standard library (real text)" if path is None else str(path)
+    text = library_sources(most) if path is None else path.read_bytes()
     symbols = np.frombuffer(text[:most], dtype=np.uint8)
     cut = len(symbols) - len(symbols) // TEST_SHARE
     for part, these in {"train": symbols[:cut], "test": symbols[cut:]}.items():
@@ -37,6 +39,20 @@ def write(folder: Path, path: Path | None, most: int, length: int) -> str:
             raise ValueError(f"{said} has {len(symbols):,} bytes; its {part} part needs more than one window of {length}")
         np.save(folder / f"{part}-text.npy", np.lib.stride_tricks.sliding_window_view(these, length + 1)[::length])
     return f"text: {said}, {len(symbols):,} bytes in windows of {length}"
+
+
+def library_sources(most: int) -> bytes:
+    """At least ``most`` bytes of them, if there are so many: in the order of their names, so the same with every copy of a
+    version of Python; tests, and what was installed beside them, left out."""
+    root = Path(sysconfig.get_path("stdlib"))
+    names = sorted(path.relative_to(root) for path in root.rglob("*.py"))
+    found, size = [], 0
+    for name in itertools.filterfalse(lambda name: NOT_THE_LIBRARY & set(name.parts), names):
+        if size >= most:
+            break
+        found.append((root / name).read_bytes())
+        size += len(found[-1])
+    return b"".join(found)
 
 
 class LanguageModel(nn.Module):

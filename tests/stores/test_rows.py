@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rowferry.stores._rows import as_slice, check_index, contiguous, last_of_each, pieces, split_sorted
+from rowferry.stores._rows import as_slice, check_index, contiguous, distinct_places, last_of_each, pieces, split_sorted
 
 RAGGED_ROWS = st.lists(st.integers(-20, 19), max_size=12)
 
@@ -150,3 +150,11 @@ def test_negative_rows_of_any_width_count_from_the_end(dtype: type[np.signedinte
     assert shape == (4,)
     with pytest.raises(IndexError):
         check_index(np.array([0, -1], dtype), n, "x", negative=False)
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.sampled_from([1, 1000]))
+def test_distinct_places_are_those_sorted_close_together_or_far_apart(places: list[int], far: int) -> None:
+    given_places = np.array(places, np.int64) * far
+    distinct, which = distinct_places(given_places)
+    assert distinct.tolist() == sorted(set(given_places.tolist()))
+    assert distinct[which].tolist() == given_places.tolist()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec, ZstdCodec
 from zarr.storage import ZipStore
 
-from rowferry.stores import ZarrStore, _zarr_files
+from rowferry.stores import ZarrStore, _zarr_files, _zarr_runs
 from rowferry.stores._zarr_decoded import ChunkCache
 
 DATA = np.arange(40 * 6, dtype="f4").reshape(40, 6)
@@ -79,7 +79,12 @@ def test_any_rows_of_any_layout_equal_zarrs(tmp_path_factory: pytest.TempPathFac
     )
     index = np.asarray(data.draw(st.lists(st.integers(0, shape[0] - 1), max_size=20), label="index"), int)
     decoder: Any = data.draw(st.sampled_from(["auto", "zarr"]), label="decoder")
-    with ZarrStore(path, select=select, decoder=decoder, cache_bytes=data.draw(st.sampled_from([0, 1 << 20]))) as store:
+    runs = data.draw(st.sampled_from([1, _zarr_runs.LEAST_BYTES]), label="bytes of a run that is read by a call")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        ZarrStore(path, select=select, decoder=decoder, cache_bytes=data.draw(st.sampled_from([0, 1 << 20]))) as store,
+    ):
+        patch.setattr(_zarr_runs, "LEAST_BYTES", runs)
         for _ in range(2):  # the second time from whatever was kept
             assert np.array_equal(store.gather(index).numpy(), content[(slice(None), *select)][index])
 

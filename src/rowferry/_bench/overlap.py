@@ -40,7 +40,7 @@ class LaunchBound(NamedTuple):
 
     Attributes:
         slowdown: time of a pair beside the pipeline, over its time alone. What ``next()`` took is not in it.
-        link_busy: share of the loop's time that its batches need at the link's own rate.
+        link_busy: share of the loop's time that its batches need at the link's own rate, or that the source was busy.
         us_alone: microseconds of a pair alone.
         us_next: microseconds of a ``next()``.
     """
@@ -138,13 +138,22 @@ def step_run(way: Way, step: Callable[[], None], device: Device, count: int, sto
 
 
 def launch_bound(
-    way: Way, device: Device, batch_bytes: int, rate: float, *, busy: float = 0.8, batches: int = 240
+    way: Way,
+    device: Device,
+    batch_bytes: int,
+    rate: float,
+    *,
+    busy: float = 0.8,
+    batches: int = 240,
+    busy_seconds: Callable[[], float] | None = None,
 ) -> LaunchBound:
     """Pairs of tiny kernels with a batch every k-th pair, k such that the link is at least ``busy`` of the time.
 
     Args:
         batch_bytes: of a batch's rows. rate: of the link, GB/s.
         batches: that are timed, after a quarter as many that warm up.
+        busy_seconds: how long what limits the reading has been busy so far, where that can be looked up; then
+            ``link_busy`` is what it tells.
 
     k begins where the loop alone would keep the link that busy, and is made smaller while the loop beside the pipeline
     falls short; after a few tries the last one counts, and ``link_busy`` tells what it came to.
@@ -165,7 +174,7 @@ def launch_bound(
     k = max(int(transfer / ((busy + 0.05) * alone)), 1)
     for _ in range(_TRIES):
         before = one_pair()  # a shared machine's speed drifts: the loop is held against what is next to it
-        found = _loop(way, device, pairs, k, batches, transfer)
+        found = _loop(way, device, pairs, k, batches, transfer, busy_seconds)
         alone = (before + one_pair()) / 2
         found = found._replace(slowdown=found.slowdown / alone, us_alone=1e6 * alone)
         if found.link_busy >= busy or k == 1:
@@ -174,7 +183,15 @@ def launch_bound(
     return found
 
 
-def _loop(way: Way, device: Device, pairs: Callable[[int], None], k: int, batches: int, transfer: float) -> LaunchBound:
+def _loop(
+    way: Way,
+    device: Device,
+    pairs: Callable[[int], None],
+    k: int,
+    batches: int,
+    transfer: float,
+    busy_seconds: Callable[[], float] | None,
+) -> LaunchBound:
     """``slowdown`` is still the seconds of a pair, not held against those alone."""
     warm = batches // 4
     epoch = way.epoch(warm + batches)
@@ -183,6 +200,7 @@ def _loop(way: Way, device: Device, pairs: Callable[[int], None], k: int, batche
         batch = next(epoch)
         pairs(k)
     idle(device)
+    was_busy = busy_seconds() if busy_seconds is not None else 0.0
     begin, inside = clock(), 0.0
     for _ in range(batches):
         asked = clock()
@@ -191,10 +209,11 @@ def _loop(way: Way, device: Device, pairs: Callable[[int], None], k: int, batche
         pairs(k)
     idle(device)
     whole = clock() - begin
+    took = busy_seconds() - was_busy if busy_seconds is not None else batches * transfer
     del batch, epoch
     return LaunchBound(
         slowdown=(whole - inside) / (batches * k),
-        link_busy=batches * transfer / whole,
+        link_busy=took / whole,
         pairs_a_batch=k,
         us_alone=0.0,
         us_next=1e6 * inside / batches,
