@@ -40,7 +40,8 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+_mincore = ctypes.PyDLL(None).mincore  # keeps the GIL, for a microsecond: giving it up beside a training loop takes longer
+_mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 _PROT_NONE, _MAP_FIXED, _MAP_NORESERVE = 0, 0x10, 0x4000
 _NOTHING = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -129,7 +130,7 @@ class Arena:
     def _seem_resident(self, first: NDArray[np.int64]) -> bool:
         found = ctypes.c_uint8()
         for page in first[:: -(-first.size // SAMPLE)].tolist():
-            if _libc.mincore(self._address + page * PAGE, PAGE, ctypes.byref(found)) or not found.value & 1:
+            if _mincore(self._address + page * PAGE, PAGE, ctypes.byref(found)) or not found.value & 1:
                 return False
         return True
 

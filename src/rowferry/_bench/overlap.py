@@ -155,8 +155,9 @@ def launch_bound(
         busy_seconds: how long what limits the reading has been busy so far, where that can be looked up; then
             ``link_busy`` is what it tells.
 
-    k begins where the loop alone would keep the link that busy, and is made smaller while the loop beside the pipeline
-    falls short; after a few tries the last one counts, and ``link_busy`` tells what it came to.
+    k begins where the loop alone would keep the link that busy. It is made smaller while the loop beside the pipeline falls
+    short, and larger where ``busy_seconds`` show that it mostly waited for batches; after a few tries the last one counts,
+    and ``link_busy`` tells what it came to.
     """
     x = torch.zeros(64, device=device.torch)
 
@@ -177,9 +178,11 @@ def launch_bound(
         found = _loop(way, device, pairs, k, batches, transfer, busy_seconds)
         alone = (before + one_pair()) / 2
         found = found._replace(slowdown=found.slowdown / alone, us_alone=1e6 * alone)
-        if found.link_busy >= busy or k == 1:
+        pairs_us = k * found.slowdown * found.us_alone
+        waits = busy_seconds is not None and found.us_next > pairs_us / 4
+        if k == 1 or (found.link_busy >= busy and not waits):
             break
-        k = max(int(k * found.link_busy / (busy + 0.05)), 1)
+        k = max(int(k * found.link_busy * (1 + waits * found.us_next / pairs_us) / (busy + 0.05)), 1)
     return found
 
 
