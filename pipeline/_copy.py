@@ -27,7 +27,7 @@ from ._staging import power_of_two, typed
 PIECE_BYTES = 16 << 20  # a thread's call: measured on 16 cores, pieces of 1 / 4 / 16 MiB gather 5 / 17 / 30 GB/s
 CHUNKED_PIECE_BYTES = 64 << 20  # chunks are decoded once a call, so calls are long
 
-FEW_THREADS, SLOW = 4, 1e9  # read a disk as fast as sixteen do; bytes a second of which one thread gathers more from memory
+FEW_THREADS = 4  # read a disk as fast as sixteen do, and slow a training loop less
 AHEAD_BYTES = 64 << 20  # of the next window's rows, that a store is told of while this one's are copied
 
 
@@ -64,7 +64,7 @@ class Copy:
         self._bus = bus if cast is None else None
         self._cast = cast
         self._host: Host | None = None
-        self._threads = self._together = threads
+        self._threads = threads
         chunked = store.chunk_rows > 1
         self._piece_rows = max((CHUNKED_PIECE_BYTES if chunked else PIECE_BYTES) // max(store.row_nbytes, 1), 1)
         size = 2 if chunked else threads + 2  # pieces of chunks are gathered one after the other
@@ -106,10 +106,7 @@ class Copy:
                     device.copy(out[start:stop], piece)
                     slot.event = device.record(stream)
 
-        start = device.now()
         yield from self._spread(bring, rows, self._ahead(wanted))
-        slow = rows.size * store.row_nbytes < SLOW * (device.now() - start)
-        self._together = min(self._threads, FEW_THREADS) if slow else self._threads
 
     def drain(self, stream: Any, listed: DrainList) -> Generator[Any, None, tuple[int | None, Event | None]]:
         device, store, ring = self._device, self._store, self._rings["drain"]
@@ -157,7 +154,8 @@ class Copy:
         handing the GIL around. ``beside`` is called first.
         """
         assert self._host is not None
-        together = self._together if self._store.chunk_rows == 1 else 1
+        together = min(self._threads, FEW_THREADS) if self._store.from_disk() else self._threads
+        together = together if self._store.chunk_rows == 1 else 1
         pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
         while some := list(itertools.islice(pieces, 4 * together if together > 1 else 1)):
             if beside is not None:

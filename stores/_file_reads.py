@@ -61,6 +61,9 @@ class FileReads:
         mapped: the same file's mapping, from byte 0 to the end of the last row.
         cache: "drop" gives pages up again that were brought in, and never maps the file whole.
         name: what errors call the file.
+
+    Attributes:
+        from_disk: rows of the last ``gather`` came from the disk, as far as is known.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class FileReads:
         self._size = len(mapped) - self._page
         self._keep = cache == "keep"
         self._in_memory = False
+        self.from_disk = True
         self._warm = 0  # rows that came without the disk since one came from it; threads may lose counts, no matter
         self._touched = 0  # bytes of pages that scatters have mapped since the last release
         self._filling = threading.Lock()  # held by the one thread that maps the file whole
@@ -94,6 +98,7 @@ class FileReads:
         """
         self._refuse_cut(rows)
         if self._in_memory:
+            self.from_disk = False
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
             copy()
             if (resource.getrusage(resource.RUSAGE_THREAD).ru_majflt - before) * _FEW_FAULTS > len(rows):
@@ -110,9 +115,9 @@ class FileReads:
         if not self._keep:
             self._drop(rows)
         elif (resource.getrusage(resource.RUSAGE_THREAD).ru_inblock - before) * 512 * _FEW_FAULTS > data.nbytes:
-            self._warm = 0
+            self._warm, self.from_disk = 0, True
         else:
-            self._warm += len(rows)
+            self._warm, self.from_disk = self._warm + len(rows), False
             if 2 * self._warm * mmap.PAGESIZE > self._size:
                 self._fill_mapping()
         return by_mapping
@@ -244,7 +249,7 @@ class FileReads:
             self._filling.release()
 
     def _leave_memory(self) -> None:
-        self._in_memory, self._warm = False, 0
+        self._in_memory, self._warm, self.from_disk = False, 0, True
         self._release()
         _log.info("%s is no longer all in memory; its rows are read from the file", self._name)
 

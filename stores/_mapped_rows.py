@@ -77,6 +77,11 @@ class MappedRows:
         self._held = HostRows(array, dtype)
         self.memory = self._held.memory
 
+    @property
+    def from_disk(self) -> bool:
+        """As ``Store.from_disk``."""
+        return self._reads is not None and self._reads.from_disk
+
     def resident(self) -> bool:
         """As ``Store.resident``; a file of up to 64 MiB is read in first."""
         reads = self._reads

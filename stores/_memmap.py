@@ -155,6 +155,9 @@ class MemmapStore(Store):
         """As ``Store.resident``; a file of up to 64 MiB is read in first."""
         return self._held().resident()
 
+    def from_disk(self) -> bool:
+        return self._held().from_disk
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._held().gather(rows, out)
 

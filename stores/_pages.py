@@ -97,23 +97,24 @@ class Arena:
         """Nothing of the files counts as resident any more; the page cache keeps them."""
         _libc.madvise(self._address, self._nbytes, mmap.MADV_DONTNEED)
 
-    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bool:
         """Have the disk fetch the pages of these byte ranges of ``memory``, unless they seem to be in memory already.
 
-        Returns when all are on their way, which for a full disk queue is when most have come.
+        Returns when all are on their way, which for a full disk queue is when most have come: whether they were asked for.
         """
         if starts.size > SAMPLE and int((stops - starts).sum()) <= starts.size * PAGE and self._seem_resident(starts // PAGE):
-            return  # so many small ranges are cheaper to sample than to bring into order
+            return False  # so many small ranges are cheaper to sample than to bring into order
         first, pages = page_runs(starts, stops, GAP)
         first, pages = cut_runs(first, pages, LONGEST)  # before the sample: a long run counts by its length in it
         if first.size > SAMPLE and self._seem_resident(first):
-            return
+            return False
         runs = np.empty(first.size, _RUN)
         runs["address"] = self._address + first * PAGE
         runs["nbytes"] = pages * PAGE
         if self._process is None or not self._advise_all(runs):
             for address, nbytes in runs.tolist():
                 _libc.madvise(address, nbytes, mmap.MADV_WILLNEED)
+        return True
 
     def _advise_all(self, runs: NDArray[Any]) -> bool:
         """Whether the system lets one call advise many runs."""

@@ -40,6 +40,9 @@ class PartStore(Store):
     def identity(self) -> Hashable:
         return self._whole.identity
 
+    def from_disk(self) -> bool:
+        return self._whole.from_disk()
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         view = self._rows
         if view is not None:

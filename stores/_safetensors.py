@@ -89,6 +89,9 @@ class SafetensorsStore(Store):
         """As ``Store.resident``; a tensor of up to 64 MiB is read in first."""
         return self._held().resident()
 
+    def from_disk(self) -> bool:
+        return self._held().from_disk
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._held().gather(rows, out)
 

@@ -44,6 +44,10 @@ class Whereabouts:
         """Whether rows in any order are read about as fast as the same rows ascending, as of now."""
         return False
 
+    def from_disk(self) -> bool:
+        """Whether the rows read last came from a disk that a call keeps busy: then few threads read as fast as many."""
+        return False
+
     def expect(self, rows: NDArray[np.int64]) -> None:
         """These rows (in range) will most likely be asked for soon: have a disk fetch them meanwhile. Any thread.
 

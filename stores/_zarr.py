@@ -149,6 +149,9 @@ class ZarrStore(Store):
     def any_order(self) -> bool:
         return self._reading.any_order
 
+    def from_disk(self) -> bool:
+        return self._reading.from_disk
+
     def expect(self, rows: NDArray[np.int64]) -> None:
         if rows.size:
             self._reading.expect(rows)

@@ -55,8 +55,8 @@ class Medium(Protocol):
     def clear(self, slot: int) -> None:
         """The file of this slot is not used any more."""
 
-    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
-        """These byte ranges of ``memory`` will be read."""
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bool:
+        """These byte ranges of ``memory`` will be read. Whether a disk was asked for them."""
 
 
 @final
@@ -93,7 +93,7 @@ class Folder:
     def clear(self, slot: int) -> None:
         self._arena.clear(slot)
 
-    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bool:
         # At most so much more than when it was last looked at; several threads may count wrongly, which does no harm.
         self._resident += starts.size * _FAULT_BYTES + int((stops - starts).sum())
         most = min(RESIDENT_BYTES, os.sysconf("SC_PHYS_PAGES") * PAGE // 16)
@@ -103,7 +103,7 @@ class Folder:
                 self._arena.forget()
                 self._others = now = resident_file_bytes()
             self._resident = max(now - self._others, 0)
-        self._arena.will_need(starts, stops)
+        return self._arena.will_need(starts, stops)
 
 
 @final
@@ -134,8 +134,9 @@ class Zip:
     def clear(self, slot: int) -> None:
         """Nothing to do: the archive stays mapped."""
 
-    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+    def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> bool:
         """Nothing: pages come as they are touched."""
+        return False
 
 
 @final
@@ -147,10 +148,12 @@ class ChunkFiles:
         places: ``(slots + 1, chunks in a file)``: where a chunk starts, -1 if it is not there. The last slot, which -1
             picks too, has none of them. Rows of slots that are held do not change.
         most: files that one ``hold`` may ask for.
+        from_disk: a disk was asked for what ``will_need`` was told last.
     """
 
     def __init__(self, medium: Medium, layout: RawLayout, key_of: Callable[[int], str], name: str) -> None:
         self._medium = medium
+        self.from_disk = False
         self._layout = layout
         self._key_of = key_of
         self._name = name
@@ -185,7 +188,7 @@ class ChunkFiles:
 
     def will_need(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
         """These byte ranges of ``memory`` are about to be read."""
-        self._medium.will_need(starts, stops)
+        self.from_disk = self._medium.will_need(starts, stops)
 
     def invalidate(self, files: Iterable[int] | None = None) -> None:
         """These files, or all, may have been replaced."""

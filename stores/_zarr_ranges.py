@@ -69,6 +69,11 @@ class RangeReader:
         """Rows lie on disk as in memory, so that many are read by one call, in any order."""
         return self._records is not None
 
+    @property
+    def from_disk(self) -> bool:
+        """Whether a disk was asked for rows that were read last."""
+        return self._files.from_disk or (self._runs is not None and self._runs.from_disk)
+
     def invalidate(self, places: NDArray[np.int64] | None = None) -> None:
         """Files may have been replaced: those at ``places`` (numbers of shards, or chunks, along the rows), or all."""
         if places is None:

@@ -72,6 +72,11 @@ class Reading:
         """Whether rows in any order are read as fast as ascending ones."""
         return isinstance(self._reader, RangeReader) and self._reader.whole
 
+    @property
+    def from_disk(self) -> bool:
+        """As ``Store.from_disk``; of rows that are decoded nothing is known."""
+        return isinstance(self._reader, RangeReader) and self._reader.from_disk
+
     def gather(self, rows: NDArray[np.int64], target: NDArray[Any]) -> None:
         """See ``RangeReader.gather``."""
         try:

@@ -41,12 +41,16 @@ class RunReader:
         key_of: the key of a chunk by its number.
         fill: bytes of a row whose chunk does not exist; None to leave such rows to the caller.
         name: what errors call the array.
+
+    Attributes:
+        from_disk: of the rows read last some were waited for.
     """
 
     def __init__(
         self, root: str, layout: RawLayout, key_of: Callable[[int], str], fill: NDArray[np.uint8] | None, name: str
     ) -> None:
         self._root, self._key_of, self._fill, self._name = root, key_of, fill, name
+        self.from_disk = False
         self._chunk_rows, self._chunk_nbytes = layout.chunk[0], layout.chunk_nbytes
         self._row_nbytes = self._chunk_nbytes // self._chunk_rows
 
@@ -62,7 +66,7 @@ class RunReader:
         new = np.flatnonzero((rows[1:] != rows[:-1] + 1) | (rows[1:] % self._chunk_rows == 0)) + 1
         if out.nbytes < LEAST_BYTES * (new.size + 1):
             return False
-        rests: deque[_Rest] = deque()
+        self.from_disk, rests = False, deque[_Rest]()
         try:
             for start, stop in itertools.pairwise([0, *new.tolist(), rows.size]):
                 view = out[start * self._row_nbytes : stop * self._row_nbytes]
@@ -124,6 +128,7 @@ class RunReader:
             done = _in_memory(fd, view.data, offset)
             if done < view.nbytes:
                 os.posix_fadvise(fd, offset + done, view.nbytes - done, os.POSIX_FADV_WILLNEED)
+                self.from_disk = True
                 rests.append(_Rest(fd, view.data[done:], offset + done))
                 fd = -1
         finally:

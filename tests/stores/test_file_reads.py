@@ -58,6 +58,7 @@ def test_rows_that_were_on_the_disk_are_right_and_map_nothing(path: Path) -> Non
             rows = random_rows(4000, seed)
             assert torch.equal(store.gather(rows)[:, 255], torch.from_numpy(rows).float())
         assert torch.equal(store.gather(range(100, 40_000))[:, 0], torch.arange(100.0, 40_000.0))
+        assert store.from_disk()
         assert resident_file_bytes() - before < 4 << 20
 
 
@@ -76,6 +77,7 @@ def test_a_file_that_is_all_in_memory_is_mapped_after_a_while_and_read_there(pat
         for seed in range(5):
             rows = random_rows(4000, seed)
             assert torch.equal(store.gather(rows)[:, 7], torch.from_numpy(rows).float())
+            assert not store.from_disk()
         assert reads.in_memory
 
 
@@ -89,6 +91,7 @@ def test_a_file_that_is_driven_out_of_memory_is_read_from_the_disk_again(path: P
         rows = random_rows(4000, 1)
         assert torch.equal(store.gather(rows)[:, 7], torch.from_numpy(rows).float())
         assert not reads.in_memory
+        assert store.from_disk()
         assert torch.equal(store.gather(rows)[:, 9], torch.from_numpy(rows).float())
 
 

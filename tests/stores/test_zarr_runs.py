@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rowferry.stores import ZarrStore, _zarr_files, _zarr_runs
+from rowferry.stores import ZarrStore, _pages, _zarr_files, _zarr_runs
 from rowferry.stores._zarr_files import ChunkFiles, Folder
 from rowferry.stores._zarr_layout import raw_layout
 from rowferry.stores._zarr_runs import RunReader
@@ -167,6 +167,29 @@ def test_a_file_system_that_cannot_tell_is_read_as_a_disk(path: Path, monkeypatc
     found = read(readers_of(path), range(ROWS))
     assert found is not None
     assert np.array_equal(found, DATA)
+
+
+def test_whether_a_disk_was_waited_for_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ZarrStore(path) as store:
+        store.gather(range(ROWS))
+        assert not store.from_disk()
+        with monkeypatch.context() as patch:
+            patch.setattr(_zarr_runs, "_in_memory", in_memory(0.5))
+            store.gather(range(ROWS))
+            assert store.from_disk()
+        store.gather(range(ROWS))
+        assert not store.from_disk()
+
+
+def test_whether_pages_of_mapped_files_were_asked_for_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_zarr_runs, "LEAST_BYTES", 1 << 20)
+    rows, there = np.random.default_rng(0).integers(0, ROWS, 400), [True]
+    monkeypatch.setattr(_pages.Arena, "_seem_resident", lambda *_: there[0])
+    monkeypatch.setattr(_pages, "SAMPLE", 1)
+    with ZarrStore(path) as store:
+        for there[0] in (True, False, True):
+            store.gather(rows)
+            assert store.from_disk() is not there[0]
 
 
 # ---- asked for ahead of use -----------------------------------------------------------------------------------------
