@@ -27,7 +27,7 @@ def threads_asked_for(monkeypatch: pytest.MonkeyPatch, path: Path, threads: int,
 
     monkeypatch.setattr(_engine.Threads, "spread", watched)
     monkeypatch.setattr(rf.MemmapStore, "from_disk", lambda _: next(said))
-    with rf.Pipeline(path, batch_size=BATCH, device="cpu", mover="copy", threads=threads, lookahead=0) as pipe:
+    with rf.Pipeline(path, batch_size=BATCH, device="cpu", mover="copy", threads=threads, lookahead=1) as pipe:
         assert np.concatenate([batch.data[:, 0].numpy() for batch in pipe]).tolist() == list(range(ROWS))
     return asked
 
