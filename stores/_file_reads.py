@@ -122,6 +122,17 @@ class FileReads:
                 self._fill_mapping()
         return by_mapping
 
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """Have the disk fetch rows that are a few long runs; of others ``gather`` has as many in flight."""
+        if self._in_memory or not rows.size:
+            return
+        starts, lengths = runs(rows)
+        if len(starts) > _FEW:
+            return
+        for first, length in zip(rows[starts].tolist(), lengths.tolist(), strict=True):
+            place = self._offset + first * self._row_nbytes
+            os.posix_fadvise(self._fd, place, length * self._row_nbytes, os.POSIX_FADV_WILLNEED)
+
     def read_raw(self, rows: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         """Rows as they are in the file, byte for byte."""
         self._refuse_cut(rows)

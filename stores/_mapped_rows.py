@@ -82,6 +82,11 @@ class MappedRows:
         """As ``Store.from_disk``."""
         return self._reads is not None and self._reads.from_disk
 
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        """As ``Store.expect``."""
+        if self._reads is not None:
+            self._reads.expect(rows)
+
     def resident(self) -> bool:
         """As ``Store.resident``; a file of up to 64 MiB is read in first."""
         reads = self._reads

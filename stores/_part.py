@@ -41,7 +41,10 @@ class PartStore(Store):
         return self._whole.identity
 
     def from_disk(self) -> bool:
-        return self._whole.from_disk()
+        return self._rows is None and self._whole.from_disk()
+
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        self._whole.expect(rows)
 
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         view = self._rows

@@ -92,6 +92,9 @@ class SafetensorsStore(Store):
     def from_disk(self) -> bool:
         return self._held().from_disk
 
+    def expect(self, rows: NDArray[np.int64]) -> None:
+        self._held().expect(rows)
+
     def _gather(self, rows: NDArray[np.int64], out: torch.Tensor) -> None:
         self._held().gather(rows, out)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -107,6 +107,7 @@ def test_random_rows_tell_nothing(path: Path, told: Told) -> None:
     ends=st.tuples(st.integers(0, 300), st.integers(0, 300)),
     most=st.integers(1, 100),
 )
+@settings(deadline=None)
 def test_places_after_some_are_those_of_the_order(n: int, chunk: int, together: int, ends: tuple[int, int], most: int) -> None:
     start, stop = sorted(min(end, n) for end in ends)
     order = ChunkOrder(n, chunk, together, seed=3, epoch=1)

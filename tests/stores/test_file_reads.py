@@ -95,6 +95,27 @@ def test_a_file_that_is_driven_out_of_memory_is_read_from_the_disk_again(path: P
         assert torch.equal(store.gather(rows)[:, 9], torch.from_numpy(rows).float())
 
 
+def test_runs_of_rows_to_come_are_asked_for_and_none_of_a_file_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    path.read_bytes()
+    with MemmapStore(path) as store, open_store(path, select=np.s_[:7]) as part:
+        monkeypatch.setattr(os, "posix_fadvise", lambda _, *place: asked.append(place))
+        some = np.array([5, 6, 7, 100, 9, 10])
+        store.expect(some)
+        part.expect(some)
+        assert not part.from_disk()  # it is gathered from the mapping, which tells nobody
+        store.expect(np.arange(0, 64, 2))  # more runs than are worth a call each
+        store.expect(np.empty(0, np.int64))
+        start = store.header.offset
+        runs = [(start + first * 1024, count * 1024, os.POSIX_FADV_WILLNEED) for first, count in ((5, 3), (100, 1), (9, 2))]
+        assert asked == [*runs, *runs]
+        while not reads_of(store).in_memory:
+            store.gather(random_rows(4000, 0))
+        del asked[:]
+        store.expect(some)
+        assert not asked
+
+
 def test_a_file_half_of_which_is_in_memory_is_not_mapped(path: Path) -> None:
     drop(path)
     with path.open("rb") as file:

@@ -152,6 +152,7 @@ def test_negative_rows_of_any_width_count_from_the_end(dtype: type[np.signedinte
         check_index(np.array([0, -1], dtype), n, "x", negative=False)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=40), st.sampled_from([1, 1000]))
 def test_distinct_places_are_those_sorted_close_together_or_far_apart(places: list[int], far: int) -> None:
     given_places = np.array(places, np.int64) * far
