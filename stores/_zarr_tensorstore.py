@@ -18,6 +18,8 @@ from ._select import Selection
 
 LONG = 256 << 10  # bytes of a run of rows from which a request of its own is cheaper than a list of row numbers
 
+READS = 16  # in flight; tensorstore's own default is four, or as many as there are cores, which leaves a disk half idle
+
 _log = logging.getLogger("rowferry")
 
 
@@ -39,7 +41,9 @@ class TensorStoreRows:
         import tensorstore
 
         self._open, self._array = tensorstore.open, tensorstore.array
-        self._context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
+        self._context = tensorstore.Context(
+            {"cache_pool": {"total_bytes_limit": cache_bytes}, "file_io_concurrency": {"limit": READS}}
+        )
         self._spec = {
             "driver": "zarr" if array.metadata.zarr_format == 2 else "zarr3",
             "kvstore": {"driver": "file", "path": f"{directory}/"},
