@@ -106,7 +106,8 @@ class Copy:
                     device.copy(out[start:stop], piece)
                     slot.event = device.record(stream)
 
-        yield from self._spread(bring, rows, self._ahead(wanted))
+        self._tell_ahead(wanted)
+        yield from self._spread(bring, rows)
 
     def drain(self, stream: Any, listed: DrainList) -> Generator[Any, None, tuple[int | None, Event | None]]:
         device, store, ring = self._device, self._store, self._rings["drain"]
@@ -132,35 +133,31 @@ class Copy:
         yield from self._spread(send, rows)
         return total, None
 
-    def _ahead(self, wanted: FetchList) -> Callable[[], None] | None:
-        """What tells the store which rows come next, where windows follow each other in an order that is known."""
+    def _tell_ahead(self, wanted: FetchList) -> None:
+        """Tell the store which rows come next, where windows follow each other in an order that is known."""
         store, most = self._store, max(AHEAD_BYTES // max(self._store.row_nbytes, 1), 1)
         if wanted.mixed is not None:
             after = wanted.mixed.after(most)
-            return (lambda: store.expect(after.rows())) if len(after) else None
-        if wanted.runs is None or len(wanted.runs) != 1:
-            return None
-        [(start, stop)] = wanted.runs
-        follows, self._reached = start == self._reached, stop
-        last = min(stop + min(stop - start, most), len(store))
-        return (lambda: store.expect(np.arange(stop, last))) if follows and stop < last else None
+            if len(after):
+                store.expect(after.rows())
+        elif wanted.runs is not None and len(wanted.runs) == 1:
+            [(start, stop)] = wanted.runs
+            follows, self._reached = start == self._reached, stop
+            last = min(stop + min(stop - start, most), len(store))
+            if follows and stop < last:
+                store.expect(np.arange(stop, last))
 
-    def _spread(
-        self, move: Callable[[tuple[int, int]], None], rows: NDArray[np.int64], beside: Callable[[], None] | None = None
-    ) -> Task:
+    def _spread(self, move: Callable[[tuple[int, int]], None], rows: NDArray[np.int64]) -> Task:
         """``move`` every piece of ``rows``, side by side where a piece is no chunk's business but its own; else they ascend.
 
         A thread takes a whole piece, because that is one long call; several threads on a piece would spend their time
-        handing the GIL around. ``beside`` is called first.
+        handing the GIL around.
         """
         assert self._host is not None
         together = min(self._threads, FEW_THREADS) if self._store.from_disk() else self._threads
         together = together if self._store.chunk_rows == 1 else 1
         pieces = split_sorted(rows, self._piece_rows, self._store.chunk_rows)
         while some := list(itertools.islice(pieces, 4 * together if together > 1 else 1)):
-            if beside is not None:
-                beside()
-                beside = None
             self._host.spread(move, some, most=together)
             yield pause
 
